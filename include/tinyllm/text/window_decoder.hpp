@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// WindowDecoder: ids to text through a tokenizer that only has decode(ids), the general path of IncrementalDecoder.
+//
+//     WindowDecoder decoder(tokenizer);                // tokenizer.decode(std::vector<TokenId>)
+//     std::string_view piece = decoder.push(id);       // valid until the next call
+//
+// It decodes a short window of ids, whose first part is shown already and serves as context, and gives out the difference.
+// The window is bounded, also when nothing becomes printable. Text that a tokenizer changes afterwards is never taken back.
+// The tokenizer must outlive the decoder and its copies.
+#pragma once
+
+#include <tinyllm/core/types.hpp>
+#include <tinyllm/text/tokenizer.hpp>
+#include <tinyllm/text/utf8.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tinyllm {
+
+template <IdsTokenizer Tokenizer>
+class WindowDecoder {
+ public:
+  explicit WindowDecoder(const Tokenizer& tokenizer, Replacement replacement = Replacement::wait)
+      : tokenizer_(&tokenizer), replacement_(replacement) {}
+
+  /// The text that became final. Ids outside the vocabulary (negative, at or past `vocab_size()` if there is one, or
+  /// refused by `decode` with a std::logic_error) give none and are counted.
+  /// Invalidates: the piece ends with the next call
+  std::string_view push(TokenId id) {
+    piece_.clear();
+    if (!add(id)) return piece_;
+    if (prompt_replacements_ != 0 && !text_.starts_with(prompt_text_)) {
+      // The prompt's last character was incomplete, and now it is completed: it is ours to show.
+      shown_ -= prompt_replacements_ * replacement_character.size();
+      prompt_replacements_ = 0;
+    }
+    release(final_size());
+    if (window_.size() >= window_limit) shrink();
+    return piece_;
+  }
+
+  /// What is left at the end; the decoder is as new afterwards.
+  /// Invalidates: the text ends with the next call
+  std::string_view flush() {
+    piece_.clear();
+    if (text_.size() > shown_) {
+      release(text_.size());
+    } else {
+      append_replacements(held_);
+    }
+    reset_state();
+    return piece_;
+  }
+
+  /// Goes on behind a prompt, none of whose text is given out: a character that it leaves incomplete is completed.
+  /// Cost: looks at the last few ids, however long the prompt is
+  void prime(std::span<const TokenId> prompt) {
+    reset_state();
+    for (const TokenId id : prompt.last(std::min(prompt.size(), window_limit - 1))) {
+      if (known(id)) window_.push_back(id);
+    }
+    text_ = tokenizer_->decode(window_);
+    shown_ = text_.size();
+    prompt_replacements_ = trailing_replacements(text_);
+    prompt_text_ = text_;
+  }
+
+  /// As new; the count of unknown ids begins again.
+  void reset() {
+    reset_state();
+    unknown_ids_ = 0;
+  }
+
+  /// Ids outside the vocabulary that were pushed since the last reset.
+  std::size_t unknown_ids() const { return unknown_ids_; }
+
+ private:
+  // A window is cut at `window_limit` ids to one that keeps at least `context` of them: a character has at most four bytes,
+  // and so many tokens of text. `hard_limit` is for tokenizers whose text falls apart nowhere.
+  static constexpr std::size_t window_limit = 16;
+  static constexpr std::size_t context = 4;
+  static constexpr std::size_t hard_limit = 4 * window_limit;
+
+  void reset_state() {
+    window_.clear();
+    text_.clear();
+    prompt_text_.clear();
+    shown_ = 0;
+    held_ = 0;
+    prompt_replacements_ = 0;
+  }
+
+  bool known(TokenId id) const {
+    if constexpr (requires { tokenizer_->vocab_size(); }) {
+      if (id >= static_cast<Index>(tokenizer_->vocab_size())) return false;
+    }
+    return id >= 0;
+  }
+
+  // Decodes the window with one more id; false, and nothing changed, if there is no such id.
+  bool add(TokenId id) {
+    if (known(id)) {
+      window_.push_back(id);
+      try {
+        text_ = tokenizer_->decode(window_);
+        return true;
+      } catch (const std::logic_error&) {
+        window_.pop_back();
+      }
+    }
+    ++unknown_ids_;
+    return false;
+  }
+
+  // Bytes of text_ that no later id changes. Under `eager` one U+FFFD waits all the same: whether it stands for an
+  // incomplete character cannot be seen in the text.
+  std::size_t final_size() const {
+    std::size_t waiting = trailing_replacements(text_);
+    if (replacement_ == Replacement::eager) waiting = std::min<std::size_t>(waiting, 1);
+    return text_.size() - waiting * replacement_character.size();
+  }
+
+  // Gives out text_[shown_, end), and before it the U+FFFDs that waited outside the window.
+  void release(std::size_t end) {
+    while (shown_ < end && is_continuation(text_[shown_])) ++shown_;  // only after a tokenizer changed its mind
+    if (shown_ >= end) return;
+    append_replacements(held_);
+    held_ = 0;
+    piece_.append(text_, shown_, end - shown_);
+    shown_ = end;
+  }
+
+  void shrink() {
+    if (trailing_replacements(text_) == 0) {
+      cut_behind_text();
+    } else {
+      cut_inside_replacements();
+    }
+    if (window_.size() >= window_limit) drop_empty_ids();
+    if (window_.size() >= hard_limit) keep_last(window_.size() - window_limit / 2, {});
+  }
+
+  // Everything is shown, so what stays is context: any tail of the window that decodes to the tail of its text.
+  void cut_behind_text() {
+    for (std::size_t drop = window_.size() - context; drop > 0; --drop) {
+      std::string tail = decode_from(drop);
+      if (!tail.empty() && text_.ends_with(tail)) return keep_last(drop, std::move(tail));
+    }
+  }
+
+  // The text ends in U+FFFDs. Those whose bytes cannot change any more leave the window: it may be cut where both parts
+  // decode to the whole, because an incomplete character across the cut would give one U+FFFD and not two.
+  void cut_inside_replacements() {
+    for (std::size_t drop = window_.size() - context; drop > 0; --drop) {
+      std::string tail = decode_from(drop);
+      if (tail.empty() || !text_.ends_with(tail)) continue;
+      const std::vector<TokenId> front(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(drop));
+      if (std::string(tokenizer_->decode(front)) + tail == text_) return keep_last(drop, std::move(tail));
+    }
+  }
+
+  // Tokens without text, such as special ones, are no context.
+  void drop_empty_ids() {
+    std::vector<TokenId> kept;
+    for (const TokenId id : window_) {
+      if (!std::string(tokenizer_->decode(std::vector<TokenId>{id})).empty()) kept.push_back(id);
+    }
+    if (kept.size() < window_.size() && std::string(tokenizer_->decode(kept)) == text_) window_ = std::move(kept);
+  }
+
+  // Drops the first ids of the window, whose text becomes `tail`; U+FFFDs that are not shown yet wait as a number.
+  void keep_last(std::size_t drop, std::string tail) {
+    if (tail.empty()) tail = decode_from(drop);
+    window_.erase(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(drop));
+    const std::size_t gone = text_.size() - std::min(text_.size(), tail.size());
+    if (gone > shown_) {
+      held_ += trailing_replacements(std::string_view(text_).substr(shown_, gone - shown_));
+      shown_ = 0;
+    } else {
+      shown_ -= gone;
+    }
+    text_ = std::move(tail);
+    shown_ = std::min(shown_, text_.size());
+    prompt_replacements_ = 0;
+  }
+
+  std::string decode_from(std::size_t drop) const {
+    return tokenizer_->decode(std::vector<TokenId>(window_.begin() + static_cast<std::ptrdiff_t>(drop), window_.end()));
+  }
+
+  static bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
+
+  void append_replacements(std::size_t count) {
+    for (; count > 0; --count) piece_ += replacement_character;
+  }
+
+  const Tokenizer* tokenizer_;
+  Replacement replacement_;
+  std::vector<TokenId> window_;
+  std::string text_;                     // decode(window_)
+  std::size_t shown_ = 0;                // bytes of text_ that were given out or belong to the prompt
+  std::size_t held_ = 0;                 // U+FFFDs before text_ that wait for a character after them
+  std::string piece_;                    // the last piece
+  std::string prompt_text_;              // what the primed window decoded to
+  std::size_t prompt_replacements_ = 0;  // U+FFFDs at its end, while they may still turn out incomplete
+  std::size_t unknown_ids_ = 0;
+};
+
+}  // namespace tinyllm

@@ -1,0 +1,2 @@
+// SPDX-License-Identifier: Apache-2.0
+// The file that the tests' common headers are precompiled with.

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/attention_model.hpp"
+
+#include <tinyllm/cache/kv_cache.hpp>
+#include <tinyllm/cache/recompute.hpp>
+#include <tinyllm/generate/causal_lm.hpp>
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <random>
+#include <type_traits>
+
+using namespace tinyllm;
+using test_support::AttentionModel;
+
+template class tinyllm::KVCache<float>;
+template class tinyllm::KVCache<Eigen::half>;
+template class tinyllm::KVCache<Eigen::bfloat16>;
+template class tinyllm::KVView<float>;
+
+namespace {
+
+constexpr CacheDims small{.n_layers = 1, .n_kv_heads = 2, .d_head = 3, .max_len = 6};
+
+// Bytes of this process that are in memory.
+std::size_t resident_bytes() {
+  std::size_t total = 0;
+  std::size_t resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+TEST_CASE("chunk view: a projection is read in either storage order, and through blocks and strides") {
+  const RowMatrix x = RowMatrix::Random(4, 6);  // [T = 4, H·d = 2·3]
+  const Eigen::MatrixXf columns = x;
+  RowMatrix wide = RowMatrix::Constant(6, 9, -7.0F);
+  wide.block(1, 2, 4, 6) = x;
+
+  const auto stored = [](const ChunkView& chunk) {
+    KVCache<float> cache(small);
+    cache.update(0, chunk, chunk);
+    RowMatrix out(4, 6);
+    out << RowMatrix(cache.view(0).keys(0, 0)), RowMatrix(cache.view(0).values(0, 1));
+    return out;
+  };
+  CHECK(stored(ChunkView::from_projection(x, 2)) == x);
+  CHECK(stored(ChunkView::from_projection(columns, 2)) == x);
+  CHECK(stored(ChunkView::from_projection(wide.block(1, 2, 4, 6), 2)) == x);
+
+  // [B·T, H·d]: sequence after sequence.
+  KVCache<float> two({.n_layers = 1, .n_kv_heads = 2, .d_head = 3, .max_len = 6, .batch = 2});
+  two.update(0, ChunkView::from_projection(x, 2, 2), ChunkView::from_projection(columns, 2, 2));
+  for (Index b = 0; b < 2; ++b) {
+    for (Index h = 0; h < 2; ++h) {
+      CHECK(RowMatrix(two.view(0).keys(b, h)) == x.block(2 * b, 3 * h, 2, 3));
+      CHECK(RowMatrix(two.view(0).values(b, h)) == x.block(2 * b, 3 * h, 2, 3));
+    }
+  }
+}
+
+TEST_CASE("kv cache: views show their rows after later appends, and storage is aligned") {
+  KVCache<float> cache(small);
+  const RowMatrix first = RowMatrix::Random(2, 6);
+  const RowMatrix second = RowMatrix::Random(3, 6);
+  const auto before = cache.update(0, ChunkView::from_projection(first, 2), ChunkView::from_projection(first, 2));
+  cache.update(0, ChunkView::from_projection(second, 2), ChunkView::from_projection(second, 2));
+  CHECK(before.rows() == 2);
+  CHECK(RowMatrix(before.keys(0, 1)) == first.rightCols(3));
+  CHECK(cache.view(0).rows() == 5);
+  CHECK(cache.view(0).n_segments() == 1);
+  CHECK(reinterpret_cast<std::uintptr_t>(before.keys(0, 0).data()) % 64 == 0);
+  CHECK_THROWS(static_cast<void>(before.keys(0, 2)));
+  CHECK_THROWS_AS(static_cast<void>(cache.view(1)), std::out_of_range);
+}
+
+TEST_CASE("kv cache: an all-zero key row is a row, and the first append may fill the cache") {
+  KVCache<float> cache(small);
+  const RowMatrix zero = RowMatrix::Zero(6, 6);
+  const RowMatrix seven = RowMatrix::Zero(7, 6);
+  CHECK_THROWS_AS(cache.update(0, ChunkView::from_projection(seven, 2), ChunkView::from_projection(seven, 2)), CacheFull);
+  CHECK(cache.seq_len() == 0);
+  cache.update(0, ChunkView::from_projection(zero, 2), ChunkView::from_projection(zero, 2));
+  CHECK(cache.seq_len() == 6);
+}
+
+TEST_CASE_TEMPLATE("kv cache: garbage behind the fill count changes nothing", Dtype, float, Eigen::half, Eigen::bfloat16) {
+  const AttentionModel model;
+  const std::vector<TokenId> ids = {5, 9, 2, 44, 13, 7, 7, 30, 21};
+  const RowMatrix poison = RowMatrix::Constant(20, model.config.num_key_value_heads * model.config.head_dim,
+                                               std::numeric_limits<float>::quiet_NaN());
+  KVCache<Dtype> clean(cache_dims(model));
+  KVCache<Dtype> dirty(cache_dims(model));
+  for (Index layer = 0; layer < model.config.num_hidden_layers; ++layer) {
+    dirty.update(layer, ChunkView::from_projection(poison, 2), ChunkView::from_projection(poison, 2));
+  }
+  dirty.truncate(0);
+  for (std::size_t n = 0; n < ids.size(); ++n) {
+    const auto one = std::span(ids).subspan(n, 1);
+    CHECK(model.forward(one, dirty.positions(1), dirty) == model.forward(one, clean.positions(1), clean));
+  }
+}
+
+TEST_CASE("kv cache: a batch of the same sequence twice equals two single ones") {
+  KVCache<Eigen::half> both({.n_layers = 1, .n_kv_heads = 2, .d_head = 3, .max_len = 6, .batch = 2});
+  KVCache<Eigen::half> single(small);
+  for (const Index tokens : {3, 1, 2}) {
+    const RowMatrix k = RowMatrix::Random(tokens, 6);
+    const RowMatrix v = RowMatrix::Random(tokens, 6);
+    RowMatrix k2(2 * tokens, 6);
+    RowMatrix v2(2 * tokens, 6);
+    k2 << k, k;
+    v2 << v, v;
+    both.update(0, ChunkView::from_projection(k2, 2, 2), ChunkView::from_projection(v2, 2, 2));
+    single.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(v, 2));
+  }
+  for (Index b = 0; b < 2; ++b) {
+    for (Index h = 0; h < 2; ++h) {
+      CHECK(both.view(0).keys(b, h) == single.view(0).keys(0, h));
+      CHECK(both.view(0).values(b, h) == single.view(0).values(0, h));
+    }
+  }
+}
+
+TEST_CASE("kv cache: moves leave the storage where it is, a clone is deep") {
+  static_assert(!std::is_copy_constructible_v<KVCache<float>> && std::is_nothrow_move_constructible_v<KVCache<float>>);
+  KVCache<float> cache(small);
+  const RowMatrix x = RowMatrix::Random(4, 6);
+  const auto view = cache.update(0, ChunkView::from_projection(x, 2), ChunkView::from_projection(x, 2));
+  KVCache<float> copy = cache.clone();
+  KVCache<float> moved = std::move(cache);
+  CHECK(moved.view(0).keys(0, 0).data() == view.keys(0, 0).data());
+  CHECK(moved.seq_len() == 4);
+
+  copy.truncate(1);
+  const RowMatrix other = RowMatrix::Constant(3, 6, 9.0F);
+  copy.update(0, ChunkView::from_projection(other, 2), ChunkView::from_projection(other, 2));
+  CHECK(RowMatrix(moved.view(0).keys(0, 0)) == x.leftCols(3));
+  CHECK(RowMatrix(copy.view(0).values(0, 1)).row(0) == x.row(0).tail(3));
+  CHECK(copy.dims() == small);
+}
+
+TEST_CASE("kv cache: a clone of uneven layers is as uneven, counts included") {
+  KVCache<Eigen::half> cache({.n_layers = 2, .n_kv_heads = 1, .d_head = 2, .max_len = 4});
+  const RowMatrix x = RowMatrix::Constant(3, 2, 1e6F);
+  cache.update(1, ChunkView::from_projection(x, 1), ChunkView::from_projection(x, 1));
+  const KVCache<Eigen::half> copy = cache.clone();
+  CHECK(copy.seq_len(0) == 0);
+  CHECK(copy.seq_len(1) == 3);
+  CHECK(copy.stats().overflowed == 12);
+  CHECK(copy.view(1).values(0, 0) == cache.view(1).values(0, 0));
+}
+
+TEST_CASE("kv cache: a large one costs address space, not memory, until it is used") {
+  const std::size_t before = resident_bytes();
+  KVCache<float> cache({.n_layers = 8, .n_kv_heads = 8, .d_head = 64, .max_len = 131'072});
+  CHECK(cache.nbytes() == std::size_t{2} * 8 * 8 * 64 * 131'072 * 4);  // 4 GiB
+  const RowMatrix x = RowMatrix::Ones(4, 8 * 64);
+  for (Index layer = 0; layer < 8; ++layer) {
+    cache.update(layer, ChunkView::from_projection(x, 8), ChunkView::from_projection(x, 8));
+  }
+  CHECK(resident_bytes() - before < std::size_t{64} << 20);
+}
+
+TEST_CASE("kv cache: offsets beyond 2^32 elements") {
+  // 2·2·2^30·2 elements: the last layer's values lie beyond 32 bits. Only the pages that are written exist.
+  const Index max_len = (Index{1} << 30) + 5;
+  KVCache<Eigen::half> cache({.n_layers = 2, .n_kv_heads = 1, .d_head = 2, .max_len = max_len});
+  const RowMatrix x = (RowMatrix(2, 2) << 1, 2, 3, 4).finished();
+  const RowMatrix y = (RowMatrix(2, 2) << 5, 6, 7, 8).finished();
+  cache.update(1, ChunkView::from_projection(x, 1), ChunkView::from_projection(y, 1));
+  cache.update(0, ChunkView::from_projection(y, 1), ChunkView::from_projection(x, 1));
+  CHECK(RowMatrix(cache.view(1).keys(0, 0).cast<float>()) == x);
+  CHECK(RowMatrix(cache.view(1).values(0, 0).cast<float>()) == y);
+  CHECK(RowMatrix(cache.view(0).keys(0, 0).cast<float>()) == y);
+  CHECK(cache.nbytes() == std::size_t{2} * 2 * 2 * static_cast<std::size_t>(max_len) * 2);
+}
+
+TEST_CASE("recompute cache: shows the chunk it was given and remembers nothing") {
+  RecomputeCache cache;
+  const RowMatrix k = RowMatrix::Random(3, 4);
+  const RowMatrix v = RowMatrix::Random(3, 4);
+  const auto view = cache.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(v, 2));
+  CHECK(view.rows() == 3);
+  CHECK(RowMatrix(view.keys(0, 1)) == k.rightCols(2));
+  CHECK(RowMatrix(view.values(0, 0)) == v.leftCols(2));
+  CHECK(cache.seq_len() == 0);
+  CHECK(cache.positions(5) == Positions(0, 5));
+  CHECK(cache.mask(5).cols() == 5);
+  CHECK_NOTHROW(cache.truncate(0));
+  CHECK_THROWS_AS(cache.truncate(1), std::out_of_range);
+  const RowMatrix other = RowMatrix::Random(2, 4);
+  CHECK_THROWS_AS(cache.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(other, 2)), std::invalid_argument);
+  CHECK_THROWS_AS(cache.update(-1, ChunkView::from_projection(k, 2), ChunkView::from_projection(k, 2)), std::out_of_range);
+}
