@@ -29,7 +29,8 @@ void grow(std::vector<float>& scratch, Index size) {
 // Scratch of one decode task. Shape: maximum and sum [group], out [group, d], q and scores for one step.
 Index part_size(Index group, Index d) { return group * (2 + 2 * d + key_tile); }
 
-// Scratch of one block of pairs. Shape: q and out [d, 16] and the softmax of each tile, scores [key_tile, 16], K, V [key_tile, d]
+// Scratch of one block of pairs. Shape: q and out [d, 16] and the softmax of each tile, scores [key_tile, 16], K, V [key_tile,
+// d]
 Index tile_size(Index d) { return 2 * d * tile_lanes + static_cast<Index>(sizeof(SoftmaxLanes) / sizeof(float)); }
 Index block_size(Index d) { return block_tiles * tile_size(d) + key_tile * (tile_lanes + 2 * d); }
 
@@ -47,8 +48,8 @@ Attention::Attention(tinyllm::ThreadPool& pool, const AttentionShape& shape, con
 void Attention::begin(TensorType type, const ViewShape& view, Index rows, Index tokens) {
   if (view.batch != 1 || view.n_heads != shape_.n_kv_heads || view.d_head != shape_.head_dim || tokens < 1 || rows < tokens) {
     throw std::invalid_argument(tinyllm::detail::message(
-        "attention: a view of [B, H, rows, d] = [", view.batch, ", ", view.n_heads, ", ", rows, ", ", view.d_head, "] for ", tokens,
-        " queries; expected [1, ", shape_.n_kv_heads, ", at least as many, ", shape_.head_dim, "]"));
+        "attention: a view of [B, H, rows, d] = [", view.batch, ", ", view.n_heads, ", ", rows, ", ", view.d_head, "] for ",
+        tokens, " queries; expected [1, ", shape_.n_kv_heads, ", at least as many, ", shape_.head_dim, "]"));
   }
   type_ = type;
   rows_ = rows;
@@ -111,10 +112,10 @@ void Attention::decode(const RowMatrix& q, RowMatrix& out) {
 void Attention::decode_part(const float* q, Index kv_head, Index first, Index end, float* part) const {
   const Index g = group();
   const Index d = shape_.head_dim;
-  float* maximum = part;         // [g]
-  float* sum = maximum + g;      // [g]
-  float* out = sum + g;          // [g, d]
-  float* scaled = out + g * d;   // [g, d]
+  float* maximum = part;           // [g]
+  float* sum = maximum + g;        // [g]
+  float* out = sum + g;            // [g, d]
+  float* scaled = out + g * d;     // [g, d]
   float* scores = scaled + g * d;  // [g, key_tile]
   std::fill_n(maximum, g, nothing);
   std::fill_n(sum, g, 0.0F);
@@ -230,8 +231,8 @@ void Attention::prefill_block(const RowMatrix& q, RowMatrix& out, Index kv_head,
   }
 }
 
-void Attention::prefill_tile(const StridedFloats& keys, const StridedFloats& values, Index first_key, Index first_pair, Index n_pairs,
-                             float* block, float* scores) const {
+void Attention::prefill_tile(const StridedFloats& keys, const StridedFloats& values, Index first_key, Index first_pair,
+                             Index n_pairs, float* block, float* scores) const {
   const Index d = shape_.head_dim;
   const Index n = keys.rows;
   if (visible((first_pair + n_pairs - 1) / group()) <= first_key) return;  // no lane sees any of these keys

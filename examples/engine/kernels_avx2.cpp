@@ -127,7 +127,9 @@ struct ReadQ4_1 {
 };
 
 template <class Reader>
-inline constexpr bool has_ends = requires(const std::byte* p) { Reader::one(p); };
+inline constexpr bool has_ends = requires(const std::byte* p) {
+  Reader::one(p);
+};
 
 // Several accumulators a sum hide the latency of a multiply-add; N·A + 4 weights must fit 16 registers.
 template <class Reader, int N>
@@ -137,9 +139,7 @@ ENGINE_AVX2 void dot_rows_of(const StoredMatrix& w, const float* x, Index x_stri
   for (Index r = 0; r < w.rows; ++r) {
     const std::byte* p = w.data + static_cast<std::size_t>(r) * w.row_bytes;
     __m256 sums[count<N>][count<A>];
-    ENGINE_UNROLL for (int n = 0; n < N; ++n) {
-      ENGINE_UNROLL for (int a = 0; a < A; ++a) sums[n][a] = _mm256_setzero_ps();
-    }
+    ENGINE_UNROLL for (int n = 0; n < N; ++n) { ENGINE_UNROLL for (int a = 0; a < A; ++a) sums[n][a] = _mm256_setzero_ps(); }
     const float* at = x;
     for (Index b = 0; b < whole; ++b, p += Reader::bytes, at += 32) {
       const Four weights = Reader::read(p);
@@ -304,7 +304,8 @@ ENGINE_AVX2_INLINE __m256 exp_of(__m256 x) {
   const __m256 keep = _mm256_cmp_ps(x, smallest, _CMP_NLT_UQ);  // keeps what is not a number
   x = _mm256_min_ps(_mm256_set1_ps(88.3F), _mm256_max_ps(smallest, x));
   // x = n·ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts keeps r exact to a float.
-  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256 n =
+      _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504F)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693145752F), x);
   r = _mm256_fnmadd_ps(n, _mm256_set1_ps(1.42860677e-6F), r);
   __m256 e = _mm256_set1_ps(1.0F / 5040);

@@ -22,7 +22,8 @@ class Reader {
 
   // Pre: first and n are whole blocks.
   void operator()(const std::byte* row, Index first, Index n, float* out) const {
-    read_(row + static_cast<std::size_t>(first) / block_.elements * block_.bytes, static_cast<std::size_t>(n) / block_.elements, out);
+    read_(row + static_cast<std::size_t>(first) / block_.elements * block_.bytes, static_cast<std::size_t>(n) / block_.elements,
+          out);
   }
 
  private:
@@ -134,8 +135,7 @@ void silu_multiply(float* gate, const float* up, Index n) {
 }  // namespace
 
 const Kernels& portable_kernels() {
-  static constexpr Kernels table{"portable", dot_rows,      add_rows,  unpack,
-                                 tile,       softmax_lanes, exp_minus, silu_multiply};
+  static constexpr Kernels table{"portable", dot_rows, add_rows, unpack, tile, softmax_lanes, exp_minus, silu_multiply};
   return table;
 }
 

@@ -32,7 +32,7 @@ Llama::Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, const 
       frequencies_(rope_frequencies(config_, *gguf_)),
       embedding_(load_matrix("token_embd.weight", config_.vocab_size, config_.hidden_size)),
       head_(gguf_->find("output.weight") == nullptr ? embedding_
-                                                     : load_matrix("output.weight", config_.vocab_size, config_.hidden_size)),
+                                                    : load_matrix("output.weight", config_.vocab_size, config_.hidden_size)),
       final_norm_(load_norm("output_norm.weight")),
       matmul_(pool, kernels),
       attention_(pool, {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim}, kernels) {

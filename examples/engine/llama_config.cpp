@@ -59,7 +59,8 @@ void read_heads(const Gguf& gguf, LlamaConfig& config) {
   if (gguf.is_array("llama.attention.head_count_kv")) fail(gguf, "another number of kv heads in each layer is not supported");
   config.num_key_value_heads = size_or(gguf, "llama.attention.head_count_kv", config.num_attention_heads);
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
-    fail(gguf, config.num_attention_heads, " query heads do not divide into groups for ", config.num_key_value_heads, " kv heads");
+    fail(gguf, config.num_attention_heads, " query heads do not divide into groups for ", config.num_key_value_heads,
+         " kv heads");
   }
   config.head_dim = size_or(gguf, "llama.attention.key_length", config.hidden_size / config.num_attention_heads);
   if (!gguf.has("llama.attention.key_length") && config.hidden_size % config.num_attention_heads != 0) {
@@ -75,7 +76,8 @@ void read_rope(const Gguf& gguf, LlamaConfig& config) {
   config.rope_theta = positive(gguf, "llama.rope.freq_base", gguf.number("llama.rope.freq_base").value_or(10000.0));
   config.rope_dims = size_or(gguf, "llama.rope.dimension_count", config.head_dim);
   if (config.rope_dims % 2 != 0 || config.rope_dims > config.head_dim) {
-    fail(gguf, "llama.rope.dimension_count is ", config.rope_dims, "; it must be even and at most the head's ", config.head_dim);
+    fail(gguf, "llama.rope.dimension_count is ", config.rope_dims, "; it must be even and at most the head's ",
+         config.head_dim);
   }
   const auto scaling = gguf.string("llama.rope.scaling.type").value_or("none");
   if (scaling == "linear") {
@@ -124,8 +126,8 @@ std::vector<double> rope_frequencies(const LlamaConfig& config, const Gguf& gguf
 const Tensor& tensor_of_shape(const Gguf& gguf, const std::string& name, Index rows, Index cols) {
   const Tensor& tensor = gguf.tensor(name);
   if (tensor.rows != rows || tensor.cols != cols) {
-    fail(gguf, "tensor ", in_quotes(name), " is [rows, cols] = [", tensor.rows, ", ", tensor.cols, "], the configuration says [", rows,
-         ", ", cols, "]");
+    fail(gguf, "tensor ", in_quotes(name), " is [rows, cols] = [", tensor.rows, ", ", tensor.cols,
+         "], the configuration says [", rows, ", ", cols, "]");
   }
   return tensor;
 }

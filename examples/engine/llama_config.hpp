@@ -30,8 +30,8 @@ struct LlamaConfig {
   tinyllm::Index max_position_embeddings = 0;
   float rms_norm_eps = 0;
   double rope_theta = 0;
-  tinyllm::Index rope_dims = 0;   ///< leading values of a head that turn with the position, in pairs (2i, 2i + 1)
-  double rope_scale = 1;          ///< positions are multiplied by it (linear scaling: 1 / factor)
+  tinyllm::Index rope_dims = 0;  ///< leading values of a head that turn with the position, in pairs (2i, 2i + 1)
+  double rope_scale = 1;         ///< positions are multiplied by it (linear scaling: 1 / factor)
 };
 
 /// Reads `llama.*`; the vocabulary's size is the rows of `token_embd.weight`.

@@ -73,7 +73,8 @@ void Matmul::multiply(const RowMatrix& x, std::span<const Product> products) {
   for (const Product& product : products) {
     if (product.weights->cols() != x.cols()) {
       throw std::invalid_argument(tinyllm::detail::message("product of [", x.rows(), ", ", x.cols(), "] activations with [",
-                                                           product.weights->rows(), ", ", product.weights->cols(), "] weights"));
+                                                           product.weights->rows(), ", ", product.weights->cols(),
+                                                           "] weights"));
     }
     product.out->resize(x.rows(), product.weights->rows());
   }
@@ -131,7 +132,7 @@ void Matmul::pack(const RowMatrix& x) {
 
 void Matmul::multiply_panel(const WeightMatrix& weights, Index first, Index n, RowMatrix& y, float* scratch) const {
   const Index cols = weights.cols();
-  float* panel = scratch;                     // [n, cols]
+  float* panel = scratch;                       // [n, cols]
   float* result = scratch + panel_rows * cols;  // [n, tile_lanes]
   const StoredMatrix rows = weights.stored_rows(first, n);
   for (Index r = 0; r < n; ++r) {

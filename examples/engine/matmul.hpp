@@ -6,8 +6,8 @@
 //     matmul.multiply(x, w, y);                                         // y[T, rows] = x[T, cols] · Wᵀ
 //
 // Exact up to float rounding: numbers are converted as the format defines them, sums run in float.
-// Errors: std::invalid_argument if shapes do not fit. Lifetime: a WeightMatrix must not outlive its Gguf, nor a Matmul its pool.
-// Threads: one product at a time for each Matmul.
+// Errors: std::invalid_argument if shapes do not fit. Lifetime: a WeightMatrix must not outlive its Gguf, nor a Matmul its
+// pool. Threads: one product at a time for each Matmul.
 #pragma once
 
 #include "gguf.hpp"

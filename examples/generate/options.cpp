@@ -150,7 +150,7 @@ void add_engine_options(CLI::App& app, Options& options) {
 void add_output_options(CLI::App& app, Options& options, bool& tokenize, bool& score) {
   const Range<Index> count{0, largest_index, "a whole number, at least 0"};
   add_number(app, "--top-logits", count, options.top_logits, "Show the K highest logits after the prompt");
-  app.add_flag("--tokenize", tokenize, "Only print the prompt's ids, as a JSON array");
+  app.add_flag("--tokenize", tokenize, "Only print the ids of the text, without begin or end token, as a JSON array");
   app.add_flag("--score", score, "Only read the prompt; print its mean negative log-likelihood (nats a token) and perplexity");
   app.add_flag("--json", options.json, "Print one JSON object instead of the text");
   app.add_flag("--stats", options.stats, "Print times and counts on standard error");

@@ -159,12 +159,12 @@ int run(const Options& options) {
   const auto started = std::chrono::steady_clock::now();
   const auto gguf = open_model(options);
   const engine::Tokenizer tokenizer(*gguf);
-  Ids prompt = tokenizer.encode(text);
   Output output;
   if (options.task == Task::tokenize) {
-    output.write(to_json(prompt));
+    output.write(to_json(tokenizer.encode(text, {.add_special = false})));
     return 0;
   }
+  Ids prompt = tokenizer.encode(text);
   try {
     return run_model(options, std::move(prompt), gguf, tokenizer, started, output);
   } catch (const Interrupted&) {

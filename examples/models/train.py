@@ -419,12 +419,19 @@ def write_gguf(path, model, tokenizer):
     os.replace(partial, path)
 
 
+def load_weights(model, path):
+    """Take the weights of an earlier run of the same shape and corpus."""
+    tensors = gguf.GGUFReader(path).tensors
+    model.load_state_dict({t.name: torch.from_numpy(t.data.astype(np.float32)) for t in tensors})
+
+
 # --------------------------------------------------------------------------
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Train the bundled fable model.")
     parser.add_argument("--out", type=Path, default=HERE / "fables.gguf")
+    parser.add_argument("--start", type=Path, help="go on from this GGUF file's weights")
     parser.add_argument("--steps", type=int, default=5709)
     parser.add_argument("--rows", type=int, default=2, help="windows per batch")
     parser.add_argument("--length", type=int, default=512, help="tokens per window")
@@ -449,6 +456,8 @@ def main():
     end_id = tokenizer.token_to_id(END)
     documents, held = encode(tokenizer, train_texts), encode(tokenizer, held_texts)
     model = Llama(config)
+    if args.start:
+        load_weights(model, args.start)
     print(
         f"{len(documents)} documents, {sum(map(len, documents))} tokens;"
         f" {sum(p.numel() for p in model.parameters())} parameters",

@@ -306,7 +306,9 @@ TEST_CASE_TEMPLATE_DEFINE("float16_cache_rounds_what_it_stores", Dtype, float16_
   // Between the rounded neighbours of every type; ties; what only a 32-bit type can hold.
   const RowMatrix k = rows({{0.1F, 1.0F / 3.0F, 2049.0F, -1e-8F}, {1.0009765625F, 257.0F, -0.2F, 0.0F}});
   const RowMatrix v = rows({{70000.0F, -3.14159265F, 5e-5F, 1.0F}, {1e30F, 3.4e38F, -1e30F, 2.5F}});
-  const auto rounded = [](const RowMatrix& m) -> RowMatrix { return m.unaryExpr([](float x) { return static_cast<float>(Dtype(x)); }); };
+  const auto rounded = [](const RowMatrix& m) -> RowMatrix {
+    return m.unaryExpr([](float x) { return static_cast<float>(Dtype(x)); });
+  };
   auto view = cache.update(0, ChunkView::from_projection(k, 1), ChunkView::from_projection(v, 1));
   CHECK(as_float(view.keys(0, 0)) == rounded(k));  // the new chunk too
   CHECK(as_float(view.keys(0, 0)) != k);

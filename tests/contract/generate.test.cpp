@@ -146,9 +146,8 @@ TEST_CASE("stop_strings_cut_and_stream_safely") {
     for (const bool include : {false, true}) {
       ScriptedModel model = answering("p", c.answer);
       Collected streamed;
-      const Generation out =
-          generate(model, tokenizer, "p", {.max_tokens = 30, .stop = c.stops, .include_stop = include}, "contiguous",
-                   streamed.callback(), {eos});
+      const Generation out = generate(model, tokenizer, "p", {.max_tokens = 30, .stop = c.stops, .include_stop = include},
+                                      "contiguous", streamed.callback(), {eos});
       CHECK(out.text == c.text + (include ? c.matched : ""));
       CHECK(out.matched_stop == c.matched);
       CHECK(out.stop_kind == StopKind::stop_string);

@@ -43,9 +43,32 @@ TEST_CASE("hand_example_detokenizer") {
 
 TEST_CASE("incremental_decode_concat_equals_decode") {
   // Tokens that begin and end anywhere inside characters, ill-formed ones among them.
-  const BytesTokenizer bytes({"a", " ", "b\n", "\xC3", "\xA9", "\xC3\xA9", "\xE4", "\xB8", "\xAD", "\xE4\xB8", "\xB8\xAD" "x", "\xF0",
-                             "\x9F", "\x98\x80", "\xF0\x9F\x98", "\x80", "\xFF", "\xED\xA0", "\xEF\xBF\xBD", "\xEF\xBF", "\xBD", "",
-                             "é\xF0", "\xC0\xAF", std::string(1, '\0')});
+  const BytesTokenizer bytes({"a",
+                              " ",
+                              "b\n",
+                              "\xC3",
+                              "\xA9",
+                              "\xC3\xA9",
+                              "\xE4",
+                              "\xB8",
+                              "\xAD",
+                              "\xE4\xB8",
+                              "\xB8\xAD"
+                              "x",
+                              "\xF0",
+                              "\x9F",
+                              "\x98\x80",
+                              "\xF0\x9F\x98",
+                              "\x80",
+                              "\xFF",
+                              "\xED\xA0",
+                              "\xEF\xBF\xBD",
+                              "\xEF\xBF",
+                              "\xBD",
+                              "",
+                              "é\xF0",
+                              "\xC0\xAF",
+                              std::string(1, '\0')});
   for (unsigned seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -58,7 +81,7 @@ TEST_CASE("incremental_decode_concat_equals_decode") {
     CHECK(pieces(DecodeOnly(bytes), ids) == by_bytes);
     for (std::size_t i = 0; i + 1 < by_bytes.size(); ++i) {
       CHECK(test_support::decode_bytes(by_bytes[i]) == by_bytes[i]);  // well-formed
-      CHECK_FALSE(by_bytes[i].ends_with(replacement_character));     // final
+      CHECK_FALSE(by_bytes[i].ends_with(replacement_character));      // final
     }
   }
 }
@@ -70,12 +93,14 @@ TEST_CASE("detokenizer_waits_for_whole_characters") {
     CHECK(pieces(DecodeOnly(bytes), ids) == expected);
   };
   both({0xF0, 0x9F, 0x98, 0x80, '!'}, {"", "", "", "😀", "!", ""});
-  both({'a', 0x80, 'b'}, {"a", "", fffd + "b", ""});          // a lone continuation byte
-  both({'a', 0xE4, 0xB8}, {"a", "", "", fffd});               // cut off: one U+FFFD
-  both({0xE4, 0xB8, 'x'}, {"", "", fffd + "x", ""});          // broken off: one U+FFFD
+  both({'a', 0x80, 'b'}, {"a", "", fffd + "b", ""});  // a lone continuation byte
+  both({'a', 0xE4, 0xB8}, {"a", "", "", fffd});       // cut off: one U+FFFD
+  both({0xE4, 0xB8, 'x'}, {"", "", fffd + "x", ""});  // broken off: one U+FFFD
   both({0xC0, 0xAF}, {"", "", fffd + fffd});
   both({0xED, 0xA0, 0x80, '.'}, {"", "", "", fffd + fffd + fffd + ".", ""});
-  const BytesTokenizer mixed({"a\xE4", "\xB8\xAD" "b"});
+  const BytesTokenizer mixed({"a\xE4",
+                              "\xB8\xAD"
+                              "b"});
   CHECK(pieces(mixed, {0, 1}) == std::vector<std::string>{"a", "中b", ""});  // only the unfinished bytes wait
   CHECK(pieces(DecodeOnly(mixed), {0, 1}) == std::vector<std::string>{"a", "中b", ""});
 }

@@ -17,8 +17,9 @@ using test_support::DecodeOnly;
 namespace {
 
 const std::vector<std::string>& alphabet() {
-  static const std::vector<std::string> parts = {"a",    "b",    "ab",   "\n",   " ",    "\xC3", "\xA9", "é",           "\xE4", "\xB8",
-                                                 "\xAD", "中",   "\xF0", "\x9F", "\x98", "\x80", "😀",   "\xEF\xBF\xBD", "\xFF", "\xED\xA0"};
+  static const std::vector<std::string> parts = {"a",    "b",    "ab",   "\n",           " ",    "\xC3",    "\xA9",
+                                                 "é",    "\xE4", "\xB8", "\xAD",         "中",   "\xF0",    "\x9F",
+                                                 "\x98", "\x80", "😀",    "\xEF\xBF\xBD", "\xFF", "\xED\xA0"};
   return parts;
 }
 
@@ -41,7 +42,8 @@ std::pair<std::size_t, std::string> first_stop(const std::string& text, const st
 }
 
 template <class Tokenizer>
-std::vector<std::string> streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids, const std::vector<std::string>& stops) {
+std::vector<std::string> streamed(const Tokenizer& tokenizer, const std::vector<TokenId>& ids,
+                                  const std::vector<std::string>& stops) {
   TextStream stream(tokenizer, {.stop = stops});
   std::vector<std::string> pieces;
   for (const TokenId id : ids) {

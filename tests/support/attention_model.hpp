@@ -38,9 +38,9 @@ class AttentionModel {
     const Index kv_size = config.num_key_value_heads * config.head_dim;
     embedding_ = random_matrix(random, config.vocab_size, config.hidden_size, 1.0F);
     for (Index layer = 0; layer < config.num_hidden_layers; ++layer) {
-      layers_.push_back({random_matrix(random, config.hidden_size, q_size, 0.6F), random_matrix(random, config.hidden_size, kv_size, 0.6F),
-                         random_matrix(random, config.hidden_size, kv_size, 0.6F),
-                         random_matrix(random, q_size, config.hidden_size, 0.5F)});
+      layers_.push_back(
+          {random_matrix(random, config.hidden_size, q_size, 0.6F), random_matrix(random, config.hidden_size, kv_size, 0.6F),
+           random_matrix(random, config.hidden_size, kv_size, 0.6F), random_matrix(random, q_size, config.hidden_size, 0.5F)});
     }
     head_ = random_matrix(random, config.hidden_size, config.vocab_size, 0.7F);
   }

@@ -35,7 +35,7 @@ struct TinyLlamaShape {
   double theta = 500;
   float eps = 1e-5F;
   bool tied = true;
-  double linear_factor = 1;             ///< written as rope scaling if it is not 1
+  double linear_factor = 1;              ///< written as rope scaling if it is not 1
   std::vector<float> rope_factors = {};  ///< written as rope_freqs.weight if there are any
 };
 

@@ -128,7 +128,8 @@ TEST_CASE("generate: a stop token or a callback that returns false cancels with 
     seen += piece;
     if (piece == "c") source.request_stop();
   };
-  const Generation out = generate(model, tokenizer, "p", {.max_tokens = 8, .cancel = source.get_token()}, "contiguous", stopping);
+  const Generation out =
+      generate(model, tokenizer, "p", {.max_tokens = 8, .cancel = source.get_token()}, "contiguous", stopping);
   CHECK(out.finish_reason == FinishReason::cancelled);
   CHECK(out.stop_kind == StopKind::cancelled);
   CHECK(out.text == "abc");
@@ -137,7 +138,8 @@ TEST_CASE("generate: a stop token or a callback that returns false cancels with 
 
   ScriptedModel again(ids_of("abcdefgh"), 256, 1);
   int pieces = 0;
-  const Generation cut = generate(again, tokenizer, "p", {.max_tokens = 8}, "contiguous", [&pieces](std::string_view) { return ++pieces < 2; });
+  const Generation cut =
+      generate(again, tokenizer, "p", {.max_tokens = 8}, "contiguous", [&pieces](std::string_view) { return ++pieces < 2; });
   CHECK(cut.finish_reason == FinishReason::cancelled);
   CHECK(cut.text == "ab");
 
@@ -158,7 +160,8 @@ TEST_CASE("generate: a stop token or a callback that returns false cancels with 
 TEST_CASE("generate: no end token and no stop string before min_tokens") {
   const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
   ScriptedModel model(std::vector<TokenId>{'a', '.', '.', 0, 'b', '.', 'c'}, 256, 1);
-  const Generation out = generate(model, tokenizer, "p", {.max_tokens = 9, .stop = {"."}, .min_tokens = 4}, "contiguous", {}, {0});
+  const Generation out =
+      generate(model, tokenizer, "p", {.max_tokens = 9, .stop = {"."}, .min_tokens = 4}, "contiguous", {}, {0});
   CHECK(out.stop_kind == StopKind::stop_string);
   CHECK(out.ids.size() == 6);
   CHECK(out.ids[3] != 0);  // the script wants the end here: the next best is taken

@@ -93,13 +93,14 @@ TEST_CASE("decoder: ids outside the vocabulary give no text, no error, and are c
 TEST_CASE("decoder: behind a prompt, none of whose text comes out") {
   const BytesTokenizer bytes = BytesTokenizer::of_all_bytes();
   const DecodeOnly window(bytes);
-  const auto both = [&](const std::vector<TokenId>& prompt, const std::vector<TokenId>& ids, const std::vector<std::string>& expected) {
+  const auto both = [&](const std::vector<TokenId>& prompt, const std::vector<TokenId>& ids,
+                        const std::vector<std::string>& expected) {
     CHECK(primed_pieces(bytes, prompt, ids) == expected);
     CHECK(primed_pieces(window, prompt, ids) == expected);
   };
   both({'a', 'b'}, {'c'}, {"c", ""});
   both({'a', 0xF0, 0x9F}, {0x8C, 0xB6, '!'}, {"", "🌶", "!", ""});  // ends inside a character: we complete it
-  both({'a', 0xC3}, {'x'}, {"x", ""});                              // we do not: its U+FFFD is the prompt's
+  both({'a', 0xC3}, {'x'}, {"x", ""});                                // we do not: its U+FFFD is the prompt's
   both({'a', 0xC3}, {0xC3, 0xA9}, {"", "é", ""});
   both({'a', 0x80}, {'x'}, {"x", ""});
   both({'a', 0xC3}, {}, {""});

@@ -195,6 +195,7 @@ TEST_CASE("recompute cache: shows the chunk it was given and remembers nothing")
   CHECK_NOTHROW(cache.truncate(0));
   CHECK_THROWS_AS(cache.truncate(1), std::out_of_range);
   const RowMatrix other = RowMatrix::Random(2, 4);
-  CHECK_THROWS_AS(cache.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(other, 2)), std::invalid_argument);
+  CHECK_THROWS_AS(cache.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(other, 2)),
+                  std::invalid_argument);
   CHECK_THROWS_AS(cache.update(-1, ChunkView::from_projection(k, 2), ChunkView::from_projection(k, 2)), std::out_of_range);
 }

@@ -46,7 +46,9 @@ struct Loaded {
   explicit Loaded(const TinyLlama& tiny, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels())
       : Loaded(tiny.gguf().bytes(), n_threads, kernels) {}
   explicit Loaded(Bytes file, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels())
-      : bytes(std::move(file)), pool(n_threads), model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, kernels) {}
+      : bytes(std::move(file)),
+        pool(n_threads),
+        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, kernels) {}
 };
 
 std::vector<TokenId> random_ids(std::size_t n, std::size_t vocab) {
@@ -222,7 +224,8 @@ TEST_CASE("llama_refuses_other_files") {
   TinyLlama wrong_shape;
   wrong_shape.matrices()["blk.1.attn_k.weight"] = wrong_shape.matrix("blk.1.attn_q.weight");
   CHECK(file_error(wrong_shape.gguf().bytes())
-            .find("tensor 'blk.1.attn_k.weight' is [rows, cols] = [60, 36], the configuration says [20, 36]") != std::string::npos);
+            .find("tensor 'blk.1.attn_k.weight' is [rows, cols] = [60, 36], the configuration says [20, 36]") !=
+        std::string::npos);
 
   TinyLlama missing;
   missing.matrices().erase("blk.2.ffn_up.weight");
@@ -253,8 +256,8 @@ TEST_CASE("llama_refuses_impossible_configurations") {
   };
   const TinyLlama tiny;
   const std::vector<std::pair<const char*, std::uint32_t>> good = {
-      {"llama.block_count", 3},          {"llama.embedding_length", 36},       {"llama.feed_forward_length", 44},
-      {"llama.context_length", 128},     {"llama.attention.head_count", 6},    {"llama.attention.head_count_kv", 2},
+      {"llama.block_count", 3},           {"llama.embedding_length", 36},       {"llama.feed_forward_length", 44},
+      {"llama.context_length", 128},      {"llama.attention.head_count", 6},    {"llama.attention.head_count_kv", 2},
       {"llama.attention.key_length", 10}, {"llama.attention.value_length", 10}, {"llama.rope.dimension_count", 8}};
   for (const Case& bad : cases) {
     CAPTURE(bad.key);

@@ -161,6 +161,7 @@ TEST_CASE("quants_refuse_what_they_cannot_read") {
   std::vector<float> out(33);
   CHECK_THROWS_WITH_AS(dequantize_row(TensorType::Q4_1, bytes.data(), out),
                        "a row of 33 values does not divide into Q4_1 blocks of 32", FileError);
-  CHECK_THROWS_WITH_AS(dequantize_row(static_cast<TensorType>(99), bytes.data(), out), "tensor type 99 is not supported", FileError);
+  CHECK_THROWS_WITH_AS(dequantize_row(static_cast<TensorType>(99), bytes.data(), out), "tensor type 99 is not supported",
+                       FileError);
   CHECK(read(TensorType::Q8_0, bytes, 0).empty());
 }

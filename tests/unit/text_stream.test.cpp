@@ -34,7 +34,8 @@ template <class Tokenizer>
 void check_decoder(const Tokenizer& tokenizer, Index n, Replacement replacement, const json& expected) {
   IncrementalDecoder decoder(tokenizer, replacement);
   decoder.prime(std::vector<TokenId>{static_cast<TokenId>(n)});
-  for (TokenId id = 0; id < n; ++id) CHECK(decoder.push(id) == expected.at("pieces").at(static_cast<std::size_t>(id)).get<std::string>());
+  for (TokenId id = 0; id < n; ++id)
+    CHECK(decoder.push(id) == expected.at("pieces").at(static_cast<std::size_t>(id)).get<std::string>());
   CHECK(decoder.flush() == expected.at("flush").get<std::string>());
 }
 

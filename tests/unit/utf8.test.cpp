@@ -35,8 +35,7 @@ std::string by_icu(const std::string& bytes) {
   const std::int32_t n = ucnv_toUChars(utf8, wide.data(), static_cast<std::int32_t>(wide.size()), bytes.data(),
                                        static_cast<std::int32_t>(bytes.size()), &status);
   std::string out(static_cast<std::size_t>(n) * 4 + 1, '\0');
-  const std::int32_t m =
-      ucnv_fromUChars(utf8, out.data(), static_cast<std::int32_t>(out.size()), wide.data(), n, &status);
+  const std::int32_t m = ucnv_fromUChars(utf8, out.data(), static_cast<std::int32_t>(out.size()), wide.data(), n, &status);
   ucnv_close(utf8);
   REQUIRE(U_SUCCESS(status));
   out.resize(static_cast<std::size_t>(m));
@@ -45,8 +44,9 @@ std::string by_icu(const std::string& bytes) {
 
 // Bytes in which leads, continuations and bytes that never occur meet often.
 std::string random_bytes(std::mt19937& random, std::size_t most) {
-  static const std::vector<std::string> parts = {"a",    "\x80", "\xBF", "\xC2", "\xC3\xA9", "\xE0", "\xA0", "\xE4\xB8\xAD", "\xED",
-                                                 "\x9F", "\xF0", "\x90", "\xF4", "\x8F",     "\xF5", "\xC0", "\xFF",         "\xEF\xBF\xBD"};
+  static const std::vector<std::string> parts = {"a",    "\x80",         "\xBF", "\xC2", "\xC3\xA9", "\xE0",
+                                                 "\xA0", "\xE4\xB8\xAD", "\xED", "\x9F", "\xF0",     "\x90",
+                                                 "\xF4", "\x8F",         "\xF5", "\xC0", "\xFF",     "\xEF\xBF\xBD"};
   std::string bytes;
   for (std::size_t n = random() % most; n > 0; --n) bytes += parts[random() % parts.size()];
   return bytes;

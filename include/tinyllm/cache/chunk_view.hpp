@@ -45,12 +45,11 @@ class ChunkView {
 
   /// Views floats at the given distances, in elements.
   /// Throws: std::invalid_argument for a null pointer or a size below 1.
-  ChunkView(const float* data, ChunkShape shape, ChunkStrides strides)
-      : data_(data), shape_(shape), strides_(strides) {
+  ChunkView(const float* data, ChunkShape shape, ChunkStrides strides) : data_(data), shape_(shape), strides_(strides) {
     if (data == nullptr) throw std::invalid_argument("chunk: the data pointer is null");
     if (shape.batch < 1 || shape.heads < 1 || shape.tokens < 1 || shape.d < 1) {
-      throw std::invalid_argument(detail::message("chunk: every size of [B, H, T, d] = [", shape.batch, ", ", shape.heads,
-                                                  ", ", shape.tokens, ", ", shape.d, "] must be at least 1"));
+      throw std::invalid_argument(detail::message("chunk: every size of [B, H, T, d] = [", shape.batch, ", ", shape.heads, ", ",
+                                                  shape.tokens, ", ", shape.d, "] must be at least 1"));
     }
   }
 
@@ -70,11 +69,9 @@ class ChunkView {
     const Derived& m = x.derived();
     const Index tokens = m.rows() / batch;
     const Index d = m.cols() / heads;
-    return ChunkView(m.data(), {.batch = batch, .heads = heads, .tokens = tokens, .d = d},
-                     {.batch = tokens * m.rowStride(),
-                      .head = d * m.colStride(),
-                      .token = m.rowStride(),
-                      .element = m.colStride()});
+    return ChunkView(
+        m.data(), {.batch = batch, .heads = heads, .tokens = tokens, .d = d},
+        {.batch = tokens * m.rowStride(), .head = d * m.colStride(), .token = m.rowStride(), .element = m.colStride()});
   }
 
   const ChunkShape& shape() const { return shape_; }

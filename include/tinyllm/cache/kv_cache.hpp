@@ -10,9 +10,11 @@
 // Threads: const members may run on several threads at once.
 #pragma once
 
+#include <tinyllm/cache/cache_stats.hpp>
 #include <tinyllm/cache/chunk_view.hpp>
 #include <tinyllm/cache/fill_counts.hpp>
 #include <tinyllm/cache/kv_view.hpp>
+#include <tinyllm/cache/store_chunk.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>
 #include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/error.hpp>
@@ -31,11 +33,6 @@ struct CacheDims {
   Index max_len = 0;
   Index batch = 1;
   friend bool operator==(const CacheDims&, const CacheDims&) = default;
-};
-
-/// What happened to the values on their way in.
-struct CacheStats {
-  std::size_t overflowed = 0;  ///< finite values that became infinite in the storage type
 };
 
 template <StorageType Dtype = float>
@@ -62,16 +59,14 @@ class KVCache {
   ///   positions do not fit. Nothing changes then.
   /// Cost: O(B·H_kv·T·d), no allocation
   KVView<Dtype> update(Index layer, const ChunkView& k, const ChunkView& v) {
-    check_shape(k, "keys");
-    check_shape(v, "values");
-    const Index tokens = k.shape().tokens;
-    if (v.shape().tokens != tokens) {
-      throw std::invalid_argument(detail::message("update: ", tokens, " keys but ", v.shape().tokens, " values"));
-    }
-    const Index first = fill_.reserve(layer, tokens);
-    store(k, keys(layer), first);
-    store(v, values(layer), first);
-    fill_.advance(layer, tokens);
+    detail::check_chunk(k, "keys", dims_.batch, dims_.n_kv_heads, dims_.d_head);
+    detail::check_chunk(v, "values", dims_.batch, dims_.n_kv_heads, dims_.d_head);
+    detail::check_same_tokens(k, v);
+    const Index first = fill_.reserve(layer, k.shape().tokens) * dims_.d_head;
+    const ChunkStrides to{.batch = dims_.n_kv_heads * head_size(), .head = head_size(), .token = dims_.d_head};
+    stats_.overflowed += detail::store_chunk(k, keys(layer) + first, to);
+    stats_.overflowed += detail::store_chunk(v, values(layer) + first, to);
+    fill_.advance(layer, k.shape().tokens);
     return view(layer);
   }
 
@@ -80,7 +75,9 @@ class KVCache {
   /// Invalidates: the view ends with the next truncate, move or destruction
   KVView<Dtype> view(Index layer) const {
     const Index rows = fill_.of(layer);
-    return {keys(layer), values(layer), rows,
+    return {keys(layer),
+            values(layer),
+            rows,
             {.batch = dims_.batch,
              .n_heads = dims_.n_kv_heads,
              .d_head = dims_.d_head,
@@ -136,27 +133,6 @@ class KVCache {
   const Dtype* keys(Index layer) const { return storage_.data() + layer * layer_size_; }
   Dtype* values(Index layer) { return keys(layer) + half_; }
   const Dtype* values(Index layer) const { return keys(layer) + half_; }
-
-  void check_shape(const ChunkView& chunk, const char* what) const {
-    const ChunkShape& shape = chunk.shape();
-    if (shape.batch != dims_.batch || shape.heads != dims_.n_kv_heads || shape.d != dims_.d_head) {
-      throw std::invalid_argument(detail::message("update: ", what, " [B, H, T, d] = [", shape.batch, ", ", shape.heads, ", ",
-                                                  shape.tokens, ", ", shape.d, "] where the cache has [", dims_.batch, ", ",
-                                                  dims_.n_kv_heads, ", T, ", dims_.d_head, "]"));
-    }
-  }
-
-  void store(const ChunkView& chunk, Dtype* layer_rows, Index first) {
-    const ChunkShape& shape = chunk.shape();
-    for (Index b = 0; b < shape.batch; ++b) {
-      for (Index h = 0; h < shape.heads; ++h) {
-        Dtype* row = layer_rows + (b * shape.heads + h) * head_size() + first * shape.d;
-        for (Index t = 0; t < shape.tokens; ++t, row += shape.d) {
-          stats_.overflowed += store_row(chunk.row(b, h, t), chunk.strides().element, shape.d, row);
-        }
-      }
-    }
-  }
 
   CacheDims dims_;
   Index layer_size_;  // elements of one layer's keys

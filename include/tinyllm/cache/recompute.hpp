@@ -34,7 +34,9 @@ class RecomputeCache {
     copy(k, keys_);
     copy(v, values_);
     const ChunkShape& shape = k.shape();
-    return {keys_.data(), values_.data(), shape.tokens,
+    return {keys_.data(),
+            values_.data(),
+            shape.tokens,
             {.batch = shape.batch,
              .n_heads = shape.heads,
              .d_head = shape.d,

@@ -20,7 +20,7 @@ namespace tinyllm {
 
 /// The product of sizes.
 /// Throws: std::invalid_argument if one is below 1, std::length_error if the product is no Index.
-inline Index checked_product(std::initializer_list<Index> sizes) {
+[[nodiscard]] inline Index checked_product(std::initializer_list<Index> sizes) {
   Index product = 1;
   for (const Index size : sizes) {
     if (size < 1) throw std::invalid_argument(detail::message("a size must be at least 1, not ", size));
@@ -39,15 +39,15 @@ class AlignedBuffer {
 
   /// Throws: std::length_error if the bytes are no Index, std::bad_alloc if the system refuses.
   explicit AlignedBuffer(Index count)
-      : data_(static_cast<T*>(::operator new(
-            static_cast<std::size_t>(checked_product({count, static_cast<Index>(sizeof(T))})), std::align_val_t{alignment}))) {}
+      : data_(static_cast<T*>(::operator new (static_cast<std::size_t>(checked_product({count, static_cast<Index>(sizeof(T))})),
+                                              std::align_val_t{alignment}))) {}
 
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
 
  private:
   struct Free {
-    void operator()(T* memory) const { ::operator delete(memory, std::align_val_t{alignment}); }
+    void operator()(T* memory) const { ::operator delete (memory, std::align_val_t{alignment}); }
   };
   std::unique_ptr<T, Free> data_;
 };

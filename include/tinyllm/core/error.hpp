@@ -38,8 +38,8 @@ std::string message(const Parts&... parts) {
 class CacheFull : public std::runtime_error {
  public:
   CacheFull(Index requested, Index seq_len, Index capacity)
-      : std::runtime_error(detail::message("cache is full: ", requested, " more positions asked for, ", seq_len, " of ",
-                                           capacity, " in use")),
+      : std::runtime_error(
+            detail::message("cache is full: ", requested, " more positions asked for, ", seq_len, " of ", capacity, " in use")),
         requested_(requested),
         seq_len_(seq_len),
         capacity_(capacity) {}

@@ -26,10 +26,9 @@ namespace tinyllm {
 
 /// A float matrix [T, V] whose last row counts, or the last row alone as a contiguous range of floats.
 template <class T>
-concept Logits =
-    (std::derived_from<std::remove_cvref_t<T>, Eigen::DenseBase<std::remove_cvref_t<T>>> &&
-     std::same_as<typename std::remove_cvref_t<T>::Scalar, float>) ||
-    (std::ranges::contiguous_range<T> && std::same_as<std::remove_cv_t<std::ranges::range_value_t<T>>, float>);
+concept Logits = (std::derived_from<std::remove_cvref_t<T>, Eigen::DenseBase<std::remove_cvref_t<T>>> &&
+                  std::same_as<typename std::remove_cvref_t<T>::Scalar, float>) ||
+                 (std::ranges::contiguous_range<T> && std::same_as<std::remove_cv_t<std::ranges::range_value_t<T>>, float>);
 
 /// Has a forward pass that takes new ids, their positions and a cache.
 template <class Model, class Cache>
@@ -39,11 +38,10 @@ concept HasForward = requires(Model& model, std::span<const TokenId> ids, Positi
 
 /// A model that `generate` can run with this cache.
 template <class Model, class Cache>
-concept CausalLM =
-    SequenceCache<Cache> && HasForward<Model, Cache> &&
+concept CausalLM = SequenceCache<Cache> && HasForward<Model, Cache> &&
     requires(Model& model, std::span<const TokenId> ids, Positions positions, Cache& cache) {
-      { model.forward(ids, positions, cache) } -> Logits;
-    };
+  { model.forward(ids, positions, cache) } -> Logits;
+};
 
 /// Refuses a model or cache that does not fit, in words that say what to write.
 template <class Model, class Cache>
@@ -105,12 +103,16 @@ Index max_positions(const Model& model) {
 template <class Model>
 CacheDims cache_dims(const Model& model, Index batch = 1) {
   const auto& config = detail::config_of(model);
-  static_assert(requires { config.num_hidden_layers; }, "tinyllm: the model's config needs num_hidden_layers");
-  static_assert(requires { config.num_attention_heads; } || requires { config.num_key_value_heads; },
-                "tinyllm: the model's config needs num_key_value_heads or num_attention_heads");
-  static_assert(requires { config.head_dim; } || requires { config.hidden_size / config.num_attention_heads; },
-                "tinyllm: the model's config needs head_dim, or hidden_size and num_attention_heads");
-  static_assert(requires { config.max_position_embeddings; }, "tinyllm: the model's config needs max_position_embeddings");
+  static_assert(
+      requires { config.num_hidden_layers; }, "tinyllm: the model's config needs num_hidden_layers");
+  static_assert(
+      requires { config.num_attention_heads; } || requires { config.num_key_value_heads; },
+      "tinyllm: the model's config needs num_key_value_heads or num_attention_heads");
+  static_assert(
+      requires { config.head_dim; } || requires { config.hidden_size / config.num_attention_heads; },
+      "tinyllm: the model's config needs head_dim, or hidden_size and num_attention_heads");
+  static_assert(
+      requires { config.max_position_embeddings; }, "tinyllm: the model's config needs max_position_embeddings");
 
   std::optional<Index> kv_heads;
   std::optional<Index> d_head;

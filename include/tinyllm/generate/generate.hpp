@@ -56,8 +56,8 @@ struct IgnoreText {
 /// Throws: std::invalid_argument if the prompt is empty or leaves no room for a token, or a parameter makes no sense, with
 ///   nothing changed; whatever model and callback throw, with the cache whole.
 template <class Model, Tokenizer Tok, SequenceCache Cache, class OnText = detail::IgnoreText>
-Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params,
-                    Cache& cache, OnText on_text = {}, const EosIds& eos_ids = {}) {
+Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params, Cache& cache,
+                    OnText on_text = {}, const EosIds& eos_ids = {}) {
   check_causal_lm<Model, Cache>();
   static_assert(std::invocable<OnText&, std::string_view>, "tinyllm: on_text must take a std::string_view");
   GenerationRun<Model, Tok, Cache> run(model, tokenizer, std::move(prompt), params, cache, eos_ids);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <tinyllm/core/types.hpp>
+#include <tinyllm/text/token_span.hpp>
 
 #include <cstddef>
 #include <optional>
@@ -58,17 +59,19 @@ struct GenerationTimings {
 struct GenerationStats {
   Index prompt_tokens = 0;
   Index completion_tokens = 0;
-  Index cached_tokens = 0;     ///< of the prompt, already in the caller's cache
+  Index cached_tokens = 0;  ///< of the prompt, already in the caller's cache
   Index forward_calls = 0;
-  Index forward_rows = 0;      ///< tokens that went through the model
+  Index forward_rows = 0;  ///< tokens that went through the model
+  Index unknown_ids = 0;   ///< generated ids that the tokenizer does not have
   std::size_t cache_bytes = 0;
 };
 
 struct Generation {
   std::string text;
   std::vector<TokenId> ids;
-  std::vector<float> logprobs;    ///< one an id, of the raw logits, natural logarithm
-  std::vector<double> entropies;  ///< one an id, of what it was drawn from, in nats; 0 if greedy
+  std::vector<float> logprobs;         ///< one an id, of the raw logits, natural logarithm
+  std::vector<double> entropies;       ///< one an id, of what it was drawn from, in nats; 0 if greedy
+  std::vector<TextRange> text_ranges;  ///< one an id: the bytes of `text` that it contributed to
   FinishReason finish_reason = FinishReason::stop;
   StopKind stop_kind = StopKind::eos;
   std::optional<std::string> matched_stop;

@@ -42,7 +42,9 @@ class EosIds {
   template <class Tok>
   std::vector<TokenId> of(const Tok& tokenizer) const {
     if (ids_) return *ids_;
-    if constexpr (requires { { tokenizer.eos_ids() } -> IdRange; }) {
+    if constexpr (requires {
+                    { tokenizer.eos_ids() } -> IdRange;
+                  }) {
       const auto& own = tokenizer.eos_ids();
       return {std::ranges::begin(own), std::ranges::end(own)};
     } else {
@@ -65,7 +67,10 @@ class GenerationRun {
                 const EosIds& eos_ids = {})
       : model_(model),
         cache_(cache),
-        stream_(tokenizer, {.stop = params.stop, .include_stop = params.include_stop, .min_tokens = params.min_tokens}),
+        stream_(tokenizer, {.stop = params.stop,
+                            .include_stop = params.include_stop,
+                            .min_tokens = params.min_tokens,
+                            .clusters = params.whole_graphemes ? Clusters::whole : Clusters::any}),
         sampler_(params),
         rng_(request_rng(params.seed)),
         eos_ids_(eos_ids.of(tokenizer)),
@@ -121,7 +126,9 @@ class GenerationRun {
     const auto split = tokens_.begin() + static_cast<std::ptrdiff_t>(prompt_size_);
     result_.prompt_ids.assign(tokens_.begin(), split);
     result_.ids.assign(split, tokens_.end());
+    result_.text_ranges = stream_.ranges();
     result_.stats.completion_tokens = static_cast<Index>(result_.ids.size());
+    result_.stats.unknown_ids = static_cast<Index>(stream_.unknown_ids());
     if constexpr (requires { cache_.nbytes(); }) result_.stats.cache_bytes = cache_.nbytes();
     return std::move(result_);
   }
@@ -145,6 +152,7 @@ class GenerationRun {
     constexpr Index most = 1 << 16;  // beyond this, growing by doubling is no cost
     const Index room = std::min({context_ - n_tokens(), max_tokens_.value_or(most), most});
     tokens_.reserve(tokens_.size() + static_cast<std::size_t>(room));
+    stream_.reserve(static_cast<std::size_t>(room));
     result_.logprobs.reserve(static_cast<std::size_t>(room));
     result_.entropies.reserve(static_cast<std::size_t>(room));
     result_.text.reserve(static_cast<std::size_t>(room) * 8);
@@ -184,7 +192,8 @@ class GenerationRun {
 
   // No end before min_tokens.
   std::span<const TokenId> forbidden() const {
-    return static_cast<Index>(generated().size()) < min_tokens_ ? std::span<const TokenId>(eos_ids_) : std::span<const TokenId>();
+    return static_cast<Index>(generated().size()) < min_tokens_ ? std::span<const TokenId>(eos_ids_)
+                                                                : std::span<const TokenId>();
   }
 
   // Text → stop string → max_tokens → context; an end token comes before them all and adds no text.

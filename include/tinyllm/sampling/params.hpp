@@ -46,6 +46,8 @@ struct SamplingParams {
   bool include_stop = false;
   /// No end token is chosen and no stop string is looked for before so many tokens.
   Index min_tokens = 0;
+  /// Text streams in whole graphemes: a terminal never draws half of an emoji.
+  bool whole_graphemes = false;
 
   /// Asks a running generation to end with what it has.
   std::stop_token cancel = {};

@@ -87,7 +87,8 @@ inline void check_params(const SamplingParams& params) {
   };
   if (params.max_tokens && *params.max_tokens < 0) refuse("max_tokens", *params.max_tokens, "at least 0");
   if (params.min_tokens < 0) refuse("min_tokens", params.min_tokens, "at least 0");
-  if (!(params.temperature >= 0) || std::isinf(params.temperature)) refuse("temperature", params.temperature, "finite and at least 0");
+  if (!(params.temperature >= 0) || std::isinf(params.temperature))
+    refuse("temperature", params.temperature, "finite and at least 0");
   if (!(params.min_p >= 0 && params.min_p <= 1)) refuse("min_p", params.min_p, "in [0, 1]");
   if (params.top_k < 0) refuse("top_k", params.top_k, "at least 0");
   if (!(params.top_p > 0 && params.top_p <= 1)) refuse("top_p", params.top_p, "in (0, 1]");
@@ -253,8 +254,8 @@ inline Sampled sample(std::span<const float> logits, const SamplingParams& param
 /// Entropy of the distribution that the next token is drawn from, after all parameters; 0 at temperature 0.
 /// Units: nats
 /// Throws: std::invalid_argument as Sampler does.
-inline double sampled_entropy(std::span<const float> logits, const SamplingParams& params, std::span<const TokenId> history = {},
-                              std::span<const TokenId> prompt = {}) {
+inline double sampled_entropy(std::span<const float> logits, const SamplingParams& params,
+                              std::span<const TokenId> history = {}, std::span<const TokenId> prompt = {}) {
   Sampler sampler(params);
   return entropy_of(sampler.candidates(logits, history, prompt));
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <tinyllm/core/types.hpp>
+#include <tinyllm/text/token_span.hpp>
 #include <tinyllm/text/tokenizer.hpp>
 #include <tinyllm/text/utf8.hpp>
 
@@ -32,15 +33,21 @@ class ByteDecoder {
   /// Invalidates: the piece ends with the next call
   std::string_view push(TokenId id) {
     text_.clear();
+    last_ = {settled_, settled_, settled_, false};
     if (id < 0 || id >= static_cast<Index>(tokenizer_->vocab_size())) {
       ++unknown_ids_;
       return text_;
     }
     const auto& bytes = tokenizer_->token_bytes(id);
     append(std::string_view(bytes));
+    settled_ += text_.size();
+    last_.end = settled_;
     if (replacement_ == Replacement::wait) hold_replacements();
     return text_;
   }
+
+  /// Where the text of the last id that was pushed stands in the text of all ids.
+  const TokenSpan& last_span() const { return last_; }
 
   /// What is left at the end, an incomplete character as one U+FFFD; the decoder is as new afterwards.
   /// Invalidates: the text ends with the next call
@@ -87,6 +94,8 @@ class ByteDecoder {
   void reset_state() {
     stream_ = {};
     held_ = 0;
+    settled_ = 0;
+    last_ = {};
     at_start_ = true;
     prompt_pending_ = false;
   }
@@ -98,23 +107,34 @@ class ByteDecoder {
   }
 
   void append(std::string_view bytes) {
-    if (bytes.empty()) return;
-    if (at_start_) {
+    if (at_start_ && !bytes.empty()) {
       at_start_ = false;
       if (strips_leading_space() && bytes.front() == ' ') bytes.remove_prefix(1);
     }
-    // The prompt's incomplete character is ours only if we complete it; broken, its U+FFFD is the prompt's text.
-    while (prompt_pending_ && !bytes.empty()) {
+    if (bytes.empty()) return;
+    finish_character(bytes);
+    stream_.push(bytes, text_);
+    last_.open = stream_.pending() != 0;
+  }
+
+  // The character that was left incomplete is completed by the first bytes, or broken off by them.
+  void finish_character(std::string_view& bytes) {
+    while (stream_.pending() != 0 && !bytes.empty()) {
       if (stream_.continues(bytes.front())) {
         stream_.push(bytes.substr(0, 1), text_);
         bytes.remove_prefix(1);
-        prompt_pending_ = stream_.pending() != 0;
       } else {
-        stream_ = {};
-        prompt_pending_ = false;
+        // Its U+FFFD is no text of this token, and if it began in the prompt, none of ours at all.
+        if (prompt_pending_) {
+          stream_ = {};
+        } else {
+          stream_.finish(text_);
+        }
+        last_.begin = settled_ + text_.size();
       }
     }
-    stream_.push(bytes, text_);
+    last_.resolved = settled_ + text_.size();
+    prompt_pending_ = prompt_pending_ && stream_.pending() != 0;
   }
 
   bool strips_leading_space() const {
@@ -150,8 +170,10 @@ class ByteDecoder {
   const Tokenizer* tokenizer_;
   Replacement replacement_;
   Utf8Stream stream_;
-  std::string text_;             // the last piece
-  std::size_t held_ = 0;         // U+FFFDs that wait for a character after them
+  std::string text_;         // the last piece
+  std::size_t held_ = 0;     // U+FFFDs that wait for a character after them
+  std::size_t settled_ = 0;  // bytes given out or held: the text so far but for an incomplete character
+  TokenSpan last_;           // of the last id that was pushed
   std::size_t unknown_ids_ = 0;
   bool at_start_ = true;         // no text yet in this sequence, the prompt's included
   bool prompt_pending_ = false;  // the incomplete character in stream_ began in the prompt

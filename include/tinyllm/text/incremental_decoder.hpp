@@ -12,6 +12,7 @@
 
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/text/byte_decoder.hpp>
+#include <tinyllm/text/token_span.hpp>
 #include <tinyllm/text/tokenizer.hpp>
 #include <tinyllm/text/utf8.hpp>
 #include <tinyllm/text/window_decoder.hpp>
@@ -56,6 +57,9 @@ class IncrementalDecoder {
 
   /// As new.
   void reset() { decoder_.reset(); }
+
+  /// Where the text of the last id that was pushed stands in the text of all ids.
+  const TokenSpan& last_span() const { return decoder_.last_span(); }
 
   /// Ids outside the vocabulary that were pushed since the last reset.
   std::size_t unknown_ids() const { return decoder_.unknown_ids(); }

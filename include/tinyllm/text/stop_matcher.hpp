@@ -136,7 +136,9 @@ class StopMatcher {
       return static_cast<std::uint32_t>(nodes_.size() - 1);
     }
 
-    std::uint32_t& edge(std::uint32_t node, std::size_t byte_class) { return goto_[std::size_t{node} * n_classes_ + byte_class]; }
+    std::uint32_t& edge(std::uint32_t node, std::size_t byte_class) {
+      return goto_[std::size_t{node} * n_classes_ + byte_class];
+    }
 
     void build_trie() {
       add_node(0);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <tinyllm/core/types.hpp>
+#include <tinyllm/text/token_span.hpp>
 #include <tinyllm/text/tokenizer.hpp>
 #include <tinyllm/text/utf8.hpp>
 
@@ -34,16 +35,24 @@ class WindowDecoder {
   /// Invalidates: the piece ends with the next call
   std::string_view push(TokenId id) {
     piece_.clear();
+    const std::size_t before = text_.size();
+    const bool had_tail = text_.ends_with(replacement_character);
+    last_ = {settled_, settled_, settled_, false};
     if (!add(id)) return piece_;
     if (prompt_replacements_ != 0 && !text_.starts_with(prompt_text_)) {
       // The prompt's last character was incomplete, and now it is completed: it is ours to show.
       shown_ -= prompt_replacements_ * replacement_character.size();
       prompt_replacements_ = 0;
     }
+    settle(before, had_tail);
     release(final_size());
     if (window_.size() >= window_limit) shrink();
     return piece_;
   }
+
+  /// Where the text of the last id that was pushed stands in the text of all ids. A U+FFFD at the end counts as a character
+  /// that is incomplete: what it stands for cannot be seen in the text.
+  const TokenSpan& last_span() const { return last_; }
 
   /// What is left at the end; the decoder is as new afterwards.
   /// Invalidates: the text ends with the next call
@@ -93,6 +102,8 @@ class WindowDecoder {
     prompt_text_.clear();
     shown_ = 0;
     held_ = 0;
+    settled_ = 0;
+    last_ = {};
     prompt_replacements_ = 0;
   }
 
@@ -124,6 +135,27 @@ class WindowDecoder {
     std::size_t waiting = trailing_replacements(text_);
     if (replacement_ == Replacement::eager) waiting = std::min<std::size_t>(waiting, 1);
     return text_.size() - waiting * replacement_character.size();
+  }
+
+  // What the last id did to the text, whose size was `before`, and which ended in a U+FFFD if `had_tail`.
+  void settle(std::size_t before, bool had_tail) {
+    constexpr std::size_t tail = replacement_character.size();
+    const bool was_open = had_tail && prompt_replacements_ == 0;  // otherwise it is the prompt's text for good
+    const bool is_open = text_.ends_with(replacement_character);
+    const std::size_t start = before - (was_open ? tail : 0);
+    const std::size_t stable = text_.size() - (is_open ? tail : 0);
+    if (stable > start) {
+      std::size_t first = 1;  // size of the character that stands where the open one did
+      while (start + first < stable && is_continuation(text_[start + first])) ++first;
+      if (was_open) {
+        last_.resolved = settled_ + first;
+        // A U+FFFD that stayed one was broken off: it belongs to the ids before.
+        if (std::string_view(text_).substr(start).starts_with(replacement_character)) last_.begin = last_.resolved;
+      }
+      settled_ += stable - start;
+    }
+    last_.end = settled_;
+    last_.open = is_open && (had_tail || text_.size() != before);
   }
 
   // Gives out text_[shown_, end), and before it the U+FFFDs that waited outside the window.
@@ -206,6 +238,8 @@ class WindowDecoder {
   std::string text_;                     // decode(window_)
   std::size_t shown_ = 0;                // bytes of text_ that were given out or belong to the prompt
   std::size_t held_ = 0;                 // U+FFFDs before text_ that wait for a character after them
+  std::size_t settled_ = 0;              // bytes of the text of all ids but for a U+FFFD at its end
+  TokenSpan last_;                       // of the last id that was pushed
   std::string piece_;                    // the last piece
   std::string prompt_text_;              // what the primed window decoded to
   std::size_t prompt_replacements_ = 0;  // U+FFFDs at its end, while they may still turn out incomplete
