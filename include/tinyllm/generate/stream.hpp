@@ -46,7 +46,7 @@ class GenerationStream {
       return *this;
     }
     void operator++(int) { ++*this; }
-    friend bool operator==(const iterator& it, std::default_sentinel_t) { return it.stream_->piece_.empty(); }
+    friend bool operator==(const iterator& it, std::default_sentinel_t) { return (*it).empty(); }
 
    private:
     GenerationStream* stream_ = nullptr;

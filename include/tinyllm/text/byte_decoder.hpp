@@ -119,18 +119,19 @@ class ByteDecoder {
 
   // The character that was left incomplete is completed by the first bytes, or broken off by them.
   void finish_character(std::string_view& bytes) {
+    const std::size_t all = bytes.size();
     while (stream_.pending() != 0 && !bytes.empty()) {
       if (stream_.continues(bytes.front())) {
         stream_.push(bytes.substr(0, 1), text_);
         bytes.remove_prefix(1);
       } else {
-        // Its U+FFFD is no text of this token, and if it began in the prompt, none of ours at all.
+        // If it began in the prompt, its U+FFFD is the prompt's text. If none of its bytes are this token's, it is not its text.
         if (prompt_pending_) {
           stream_ = {};
         } else {
           stream_.finish(text_);
         }
-        last_.begin = settled_ + text_.size();
+        if (bytes.size() == all) last_.begin = settled_ + text_.size();
       }
     }
     last_.resolved = settled_ + text_.size();

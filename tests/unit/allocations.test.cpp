@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// What allocates nothing once it is warm: a counting operator new says so. A program of its own, since it replaces that.
+#include "support/bytes_tokenizer.hpp"
+
+#include <tinyllm/tinyllm.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+std::atomic<std::size_t> allocations = 0;
+
+void* counted(std::size_t size, std::size_t alignment) {
+  ++allocations;
+  void* memory = alignment <= alignof(std::max_align_t) ? std::malloc(size) : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(std::size_t size) { return counted(size, 1); }
+[[gnu::noinline]] void* operator new[](std::size_t size) { return counted(size, 1); }
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) { return counted(size, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+using namespace tinyllm;
+
+namespace {
+
+template <class F>
+std::size_t count_allocations(F f) {
+  const std::size_t before = allocations;
+  f();
+  return allocations - before;
+}
+
+// Its logits and its rows are there from the start.
+struct SteadyModel {
+  struct Config {
+    Index num_hidden_layers = 2, num_attention_heads = 2, num_key_value_heads = 2, head_dim = 4, max_position_embeddings = 4096;
+  } config;
+  RowMatrix rows = RowMatrix::Ones(1, 8);
+  RowMatrix logits = RowMatrix::Zero(1, 256);
+  TokenId next = 0;
+
+  const RowMatrix& forward(std::span<const TokenId> ids, Positions, auto& cache) {
+    for (std::size_t t = 0; t < ids.size(); ++t) {
+      for (Index layer = 0; layer < 2; ++layer) {
+        cache.update(layer, ChunkView::from_projection(rows, 2), ChunkView::from_projection(rows, 2));
+      }
+    }
+    logits(0, next) = 0.0F;
+    next = static_cast<TokenId>((next + 37) % 256);  // characters whole and broken
+    logits(0, next) = 1.0F;
+    return logits;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("allocations: the counter counts") {
+  CHECK(count_allocations([] { ::operator delete(::operator new(8)); }) == 1);
+}
+
+TEST_CASE("allocations: the byte path and the stop strings allocate nothing a token once warm") {
+  const test_support::BytesTokenizer tokenizer({"word", " and more", "\xF0\x9F", "\x98\x80", "\xFF", "\n", "é", "\xC3"});
+  TextStream stream(tokenizer, {.stop = {"\n\n\n", "no such word", "and mare"}});
+  stream.reserve(20'000);
+  std::size_t bytes = 0;
+  const auto push = [&](int n) {
+    for (int i = 0; i < n; ++i) bytes += stream.push(static_cast<TokenId>((i * 5 + i / 7) % 8)).size();
+  };
+  push(1000);
+  CHECK(count_allocations([&] { push(10'000); }) == 0);
+  CHECK(bytes > 10'000);
+}
+
+TEST_CASE("allocations: a decode step of a cache allocates nothing") {
+  KVCache<Eigen::half> cache({.n_layers = 2, .n_kv_heads = 2, .d_head = 4, .max_len = 1000});
+  LatentCache<float> latent({.n_layers = 2, .d_latent = 4, .d_rope = 2, .max_len = 1000});
+  const RowMatrix x = RowMatrix::Ones(1, 8);
+  const RowMatrix c = RowMatrix::Ones(1, 4);
+  const RowMatrix k = RowMatrix::Ones(1, 2);
+  CHECK(count_allocations([&] {
+          for (int i = 0; i < 500; ++i) {
+            for (Index layer = 0; layer < 2; ++layer) {
+              cache.update(layer, ChunkView::from_projection(x, 2), ChunkView::from_projection(x, 2));
+              latent.update(layer, ChunkView::from_projection(c, 1), ChunkView::from_projection(k, 1));
+            }
+            static_cast<void>(cache.positions(1));
+            static_cast<void>(cache.mask(1));
+            if (i % 10 == 9) cache.truncate(cache.seq_len() - 3);
+          }
+        }) == 0);
+}
+
+TEST_CASE("allocations: the greedy loop allocates nothing a token once warm") {
+  const test_support::BytesTokenizer tokenizer = test_support::BytesTokenizer::of_all_bytes();
+  SteadyModel model;
+  KVCache<float> cache(cache_dims(model));
+  const SamplingParams params{.max_tokens = 2000, .stop = {"no such text"}};
+  GenerationRun run(model, tokenizer, std::vector<TokenId>{1, 2, 3}, params, cache);
+  const auto steps = [&run](int n) {
+    std::size_t bytes = 0;
+    for (int i = 0; i < n; ++i) bytes += run.step().size();
+    return bytes;
+  };
+  steps(100);
+  std::size_t bytes = 0;
+  CHECK(count_allocations([&] { bytes = steps(1500); }) == 0);
+  CHECK(bytes > 1000);
+}
