@@ -116,7 +116,8 @@ TEST_CASE("latent_cache") {
   CHECK_THROWS_AS(LatentCache<float>({.n_layers = 1, .d_latent = 2, .d_rope = 1, .max_len = huge}), std::length_error);
 }
 
-TEST_CASE_TEMPLATE("latent cache: 16-bit storage shows rounded values and counts what overflows", Dtype, Eigen::half, Eigen::bfloat16) {
+TEST_CASE_TEMPLATE("latent cache: 16-bit storage shows rounded values and counts what overflows", Dtype, Eigen::half,
+                   Eigen::bfloat16) {
   LatentCache<Dtype> cache({.n_layers = 1, .d_latent = 2, .d_rope = 2, .max_len = 4});
   CHECK(cache.nbytes() == 4 * 4 * 2);
   const RowMatrix c = (RowMatrix(1, 2) << 0.1F, 3.4e38F).finished();

@@ -3,6 +3,7 @@
 #include "property/cases.hpp"
 
 #include <tinyllm/cache/kv_cache.hpp>
+#include <tinyllm/cache/latent_cache.hpp>
 
 #include <doctest/doctest.h>
 
@@ -14,31 +15,75 @@ using namespace tinyllm;
 
 namespace {
 
-// A cache as anyone would write it first: for each layer, sequence and head a list of rows of keys and one of values.
+// What the test must know of a cache: its sizes, the widths of the two chunks that update takes, and where a row lies.
+struct Sizes {
+  Index layers, batch, heads, max_len;
+  Index widths[2];
+};
+
 template <class Dtype>
+struct Contiguous {
+  using Element = Dtype;
+  using Cache = KVCache<Dtype>;
+  static Sizes sizes(Sizes wanted) {
+    wanted.widths[1] = wanted.widths[0];
+    return wanted;
+  }
+  static Cache make(const Sizes& s) {
+    return Cache({.n_layers = s.layers, .n_kv_heads = s.heads, .d_head = s.widths[0], .max_len = s.max_len, .batch = s.batch});
+  }
+  static const Dtype* row(const KVView<Dtype>& view, int part, Index b, Index h, Index row) {
+    for (Index i = 0;; ++i) {
+      const KVSegment<Dtype> segment = view.segment(b, h, i);
+      if (row < segment.rows) return (part == 0 ? segment.keys : segment.values) + row * view.d_head();
+      row -= segment.rows;
+    }
+  }
+};
+
+template <class Dtype>
+struct Latent {
+  using Element = Dtype;
+  using Cache = LatentCache<Dtype>;
+  static Sizes sizes(Sizes wanted) {
+    wanted.heads = 1;
+    return wanted;
+  }
+  static Cache make(const Sizes& s) {
+    return Cache(
+        {.n_layers = s.layers, .d_latent = s.widths[0], .d_rope = s.widths[1], .max_len = s.max_len, .batch = s.batch});
+  }
+  static const Dtype* row(const LatentView<Dtype>& view, int part, Index b, Index, Index row) {
+    const auto rows = part == 0 ? view.latents(b) : view.rope_keys(b);
+    return rows.data() + row * rows.outerStride();
+  }
+};
+
+// A cache as anyone would write it first: for each layer, sequence, head and part a list of rows.
+template <class Subject>
 class NaiveCache {
  public:
+  using Dtype = typename Subject::Element;
   using Row = std::vector<Dtype>;
 
-  explicit NaiveCache(const CacheDims& dims) : dims_(dims), layers_(static_cast<std::size_t>(dims.n_layers)) {
-    for (Layer& layer : layers_) layer.heads.resize(static_cast<std::size_t>(dims.batch * dims.n_kv_heads));
+  explicit NaiveCache(const Sizes& sizes) : sizes_(sizes), layers_(static_cast<std::size_t>(sizes.layers)) {
+    for (Layer& layer : layers_) {
+      for (auto& part : layer.parts) part.resize(static_cast<std::size_t>(sizes.batch * sizes.heads));
+    }
   }
 
   // False where the real cache must refuse.
-  bool update(Index layer, const std::vector<float>& k, const std::vector<float>& v, Index tokens) {
+  bool update(Index layer, const std::vector<float> (&chunks)[2], Index tokens) {
     Layer& target = layers_[static_cast<std::size_t>(layer)];
-    if (target.length + tokens > dims_.max_len) return false;
-    std::size_t at = 0;
-    for (auto& head : target.heads) {
-      for (Index t = 0; t < tokens; ++t) {
-        Row key;
-        Row value;
-        for (Index i = 0; i < dims_.d_head; ++i, ++at) {
-          key.push_back(Dtype(k[at]));
-          value.push_back(Dtype(v[at]));
+    if (target.length + tokens > sizes_.max_len) return false;
+    for (int part = 0; part < 2; ++part) {
+      std::size_t at = 0;
+      for (std::vector<Row>& head : target.parts[part]) {
+        for (Index t = 0; t < tokens; ++t) {
+          Row row;
+          for (Index i = 0; i < sizes_.widths[part]; ++i) row.push_back(Dtype(chunks[part][at++]));
+          head.push_back(row);
         }
-        head.first.push_back(key);
-        head.second.push_back(value);
       }
     }
     target.length += tokens;
@@ -55,34 +100,28 @@ class NaiveCache {
     if (n < 0 || n > seq_len()) return false;
     for (Layer& layer : layers_) {
       layer.length = n;
-      for (auto& head : layer.heads) {
-        head.first.resize(static_cast<std::size_t>(n));
-        head.second.resize(static_cast<std::size_t>(n));
+      for (auto& part : layer.parts) {
+        for (std::vector<Row>& head : part) head.resize(static_cast<std::size_t>(n));
       }
     }
     return true;
   }
 
-  bool same_as(const KVCache<Dtype>& cache) const {
+  bool same_as(const typename Subject::Cache& cache) const {
     if (cache.seq_len() != seq_len()) return false;
-    for (Index l = 0; l < dims_.n_layers; ++l) {
+    for (Index l = 0; l < sizes_.layers; ++l) {
       const Layer& layer = layers_[static_cast<std::size_t>(l)];
-      const KVView<Dtype> view = cache.view(l);
+      const auto view = cache.view(l);
       if (cache.seq_len(l) != layer.length || view.rows() != layer.length) return false;
-      for (Index b = 0; b < dims_.batch; ++b) {
-        for (Index h = 0; h < dims_.n_kv_heads; ++h) {
-          const auto& [keys, values] = layer.heads[static_cast<std::size_t>(b * dims_.n_kv_heads + h)];
-          Index row = 0;
-          for (Index s = 0; s < view.n_segments(); ++s) {
-            const KVSegment<Dtype> segment = view.segment(b, h, s);
-            for (Index r = 0; r < segment.rows; ++r, ++row) {
-              const auto bytes = static_cast<std::size_t>(dims_.d_head) * sizeof(Dtype);
-              const auto n = static_cast<std::size_t>(row);
-              if (std::memcmp(segment.keys + r * dims_.d_head, keys[n].data(), bytes) != 0) return false;
-              if (std::memcmp(segment.values + r * dims_.d_head, values[n].data(), bytes) != 0) return false;
+      for (int part = 0; part < 2; ++part) {
+        for (Index b = 0; b < sizes_.batch; ++b) {
+          for (Index h = 0; h < sizes_.heads; ++h) {
+            const std::vector<Row>& rows = layer.parts[part][static_cast<std::size_t>(b * sizes_.heads + h)];
+            for (Index r = 0; r < layer.length; ++r) {
+              const Row& row = rows[static_cast<std::size_t>(r)];
+              if (std::memcmp(Subject::row(view, part, b, h, r), row.data(), row.size() * sizeof(Dtype)) != 0) return false;
             }
           }
-          if (row != layer.length) return false;
         }
       }
     }
@@ -92,9 +131,9 @@ class NaiveCache {
  private:
   struct Layer {
     Index length = 0;
-    std::vector<std::pair<std::vector<Row>, std::vector<Row>>> heads;
+    std::vector<std::vector<Row>> parts[2];
   };
-  CacheDims dims_;
+  Sizes sizes_;
   std::vector<Layer> layers_;
 };
 
@@ -106,44 +145,48 @@ std::vector<float> random_floats(std::mt19937& random, Index n) {
   return out;
 }
 
-template <class Dtype>
+template <class Subject>
 std::size_t run_sequence(unsigned seed, std::size_t operations) {
   CAPTURE(seed);
   std::mt19937 random(seed);
-  const CacheDims dims{.n_layers = 1 + pick(random, 3),
-                       .n_kv_heads = 1 + pick(random, 3),
-                       .d_head = 1 + pick(random, 9),
-                       .max_len = 1 + pick(random, 20),
-                       .batch = 1 + pick(random, 2)};
-  KVCache<Dtype> cache(dims);
-  NaiveCache<Dtype> naive(dims);
+  const Sizes sizes = Subject::sizes({.layers = 1 + pick(random, 3),
+                                      .batch = 1 + pick(random, 2),
+                                      .heads = 1 + pick(random, 3),
+                                      .max_len = 1 + pick(random, 20),
+                                      .widths = {1 + pick(random, 9), 1 + pick(random, 9)}});
+  auto cache = Subject::make(sizes);
+  NaiveCache<Subject> naive(sizes);
   const auto append = [&](Index layer, Index tokens) {
-    const ChunkShape shape{.batch = dims.batch, .heads = dims.n_kv_heads, .tokens = tokens, .d = dims.d_head};
-    const Index n = shape.batch * shape.heads * shape.tokens * shape.d;
-    const std::vector<float> k = random_floats(random, n);
-    const std::vector<float> v = random_floats(random, n);
-    if (naive.update(layer, k, v, tokens)) {
-      cache.update(layer, ChunkView(k.data(), shape), ChunkView(v.data(), shape));
+    const auto shape = [&](int part) {
+      return ChunkShape{.batch = sizes.batch, .heads = sizes.heads, .tokens = tokens, .d = sizes.widths[part]};
+    };
+    const Index rows = sizes.batch * sizes.heads * tokens;
+    const std::vector<float> chunks[2] = {random_floats(random, rows * sizes.widths[0]),
+                                          random_floats(random, rows * sizes.widths[1])};
+    const ChunkView first(chunks[0].data(), shape(0));
+    const ChunkView second(chunks[1].data(), shape(1));
+    if (naive.update(layer, chunks, tokens)) {
+      cache.update(layer, first, second);
     } else {
-      CHECK_THROWS_AS(cache.update(layer, ChunkView(k.data(), shape), ChunkView(v.data(), shape)), CacheFull);
+      CHECK_THROWS_AS(cache.update(layer, first, second), CacheFull);
     }
   };
   for (std::size_t i = 0; i < operations; ++i) {
     const Index choice = pick(random, 100);
     if (choice < 60) {  // a whole pass, or as much of one as fits
       const Index tokens = 1 + pick(random, 5);
-      for (Index layer = 0; layer < dims.n_layers; ++layer) append(layer, tokens);
+      for (Index layer = 0; layer < sizes.layers; ++layer) append(layer, tokens);
     } else if (choice < 72) {  // a torn pass
       const Index tokens = 1 + pick(random, 4);
-      const Index layers = pick(random, dims.n_layers + 1);
+      const Index layers = pick(random, sizes.layers + 1);
       for (Index layer = 0; layer < layers; ++layer) append(layer, tokens);
     } else if (choice < 80) {
-      append(pick(random, dims.n_layers), 1 + pick(random, 3));
+      append(pick(random, sizes.layers), 1 + pick(random, 3));
     } else if (choice < 84) {
       cache.truncate(cache.seq_len());
       naive.truncate(naive.seq_len());
     } else if (choice < 94) {
-      const Index n = pick(random, dims.max_len + 3) - 1;
+      const Index n = pick(random, sizes.max_len + 3) - 1;
       if (naive.truncate(n)) {
         cache.truncate(n);
       } else {
@@ -155,7 +198,7 @@ std::size_t run_sequence(unsigned seed, std::size_t operations) {
     } else if (choice < 98) {
       cache = cache.clone();
     } else {
-      KVCache<Dtype> moved = std::move(cache);
+      auto moved = std::move(cache);
       cache = std::move(moved);
     }
     REQUIRE(naive.same_as(cache));
@@ -165,10 +208,11 @@ std::size_t run_sequence(unsigned seed, std::size_t operations) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("property: caches against lists of rows", Dtype, float, Eigen::half, Eigen::bfloat16) {
+TEST_CASE_TEMPLATE("property: caches against lists of rows", Subject, Contiguous<float>, Contiguous<Eigen::half>,
+                   Contiguous<Eigen::bfloat16>, Latent<float>, Latent<Eigen::half>, Latent<Eigen::bfloat16>) {
   const std::size_t wanted = property::cases(20'000);
   std::size_t done = 0;
   unsigned seed = 0;
-  while (done < wanted) done += run_sequence<Dtype>(seed++, 60);
+  while (done < wanted) done += run_sequence<Subject>(seed++, 60);
   MESSAGE(done << " operations, seeds 0 to " << seed - 1);
 }

@@ -16,7 +16,9 @@ std::atomic<std::size_t> allocations = 0;
 
 void* counted(std::size_t size, std::size_t alignment) {
   ++allocations;
-  void* memory = alignment <= alignof(std::max_align_t) ? std::malloc(size) : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  void* memory = alignment <= alignof(std::max_align_t)
+                     ? std::malloc(size)
+                     : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -25,7 +27,9 @@ void* counted(std::size_t size, std::size_t alignment) {
 
 [[gnu::noinline]] void* operator new(std::size_t size) { return counted(size, 1); }
 [[gnu::noinline]] void* operator new[](std::size_t size) { return counted(size, 1); }
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) { return counted(size, static_cast<std::size_t>(alignment)); }
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }

@@ -51,8 +51,9 @@ TEST_CASE("graphemes: a cluster goes out when something follows it, and not befo
 }
 
 TEST_CASE("graphemes: every piece ends between clusters of the whole text") {
-  const std::vector<std::string> parts = {"a", "e\u0301", "\u0301", "\r", "\n", family, "\U0001F469", "\u200D", "\U0001F1EB", "\U0001F1F7",
-                                          "\u0E01\u0E33", "\u1100\u1161", "\u11A8", "中"};
+  const std::vector<std::string> parts = {"a",          "e\u0301", "\u0301",     "\r",         "\n",           family,
+                                          "\U0001F469", "\u200D",  "\U0001F1EB", "\U0001F1F7", "\u0E01\u0E33", "\u1100\u1161",
+                                          "\u11A8",     "中"};
   for (unsigned seed = 0; seed < 300; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);

@@ -30,7 +30,8 @@ TEST_CASE("stream: the pieces of generate, as a range") {
     ScriptedModel model(script(answer), 256, 1);
     KVCache<float> cache(cache_dims(model));
     std::vector<std::string> expected;
-    const Generation out = generate(model, tokenizer, "p", params, cache, [&](std::string_view p) { expected.emplace_back(p); }, {0});
+    const Generation out =
+        generate(model, tokenizer, "p", params, cache, [&](std::string_view p) { expected.emplace_back(p); }, {0});
 
     ScriptedModel again(script(answer), 256, 1);
     KVCache<float> other(cache_dims(again));

@@ -42,8 +42,8 @@ Ranges naive_ranges(const BytesTokenizer& tokenizer, const std::vector<TokenId>&
   std::vector<bool> seen(ids.size(), false);
   Utf8Stream utf8;
   std::string text;
-  std::size_t begin = 0;    // in text, of the character at work
-  std::size_t first = 0;    // its first byte
+  std::size_t begin = 0;  // in text, of the character at work
+  std::size_t first = 0;  // its first byte
   const auto finished = [&](std::size_t end_byte) {
     for (std::size_t b = first; b < end_byte; ++b) {
       TextRange& range = ranges[token_of[b]];
@@ -74,23 +74,27 @@ Ranges naive_ranges(const BytesTokenizer& tokenizer, const std::vector<TokenId>&
 }  // namespace
 
 TEST_CASE("text ranges: tokens that share a character share its bytes") {
-  const BytesTokenizer bytes({"a", "\xC3", "\xA9", "b\xE4", "\xB8", "\xAD" "c", "", "\xFF"});
+  const BytesTokenizer bytes({"a", "\xC3", "\xA9", "b\xE4", "\xB8",
+                              "\xAD"
+                              "c",
+                              "", "\xFF"});
   const auto both = [&](const std::vector<TokenId>& ids, const Ranges& expected) {
     CHECK(ranges_of(bytes, ids) == expected);
     CHECK(ranges_of(DecodeOnly(bytes), ids) == expected);
   };
   both({0, 1, 2, 0}, {{0, 1}, {1, 3}, {1, 3}, {3, 4}});
   both({3, 4, 5}, {{0, 4}, {1, 4}, {1, 5}});
-  both({1, 0}, {{0, 3}, {3, 4}});          // broken off: U+FFFD is the first one's
+  both({1, 0}, {{0, 3}, {3, 4}});  // broken off: U+FFFD is the first one's
   both({1, 1, 2}, {{0, 3}, {3, 5}, {3, 5}});
-  both({0, 4}, {{0, 1}, {1, 4}});          // cut off at the end, too
+  both({0, 4}, {{0, 1}, {1, 4}});  // cut off at the end, too
   both({7, 7, 0}, {{0, 3}, {3, 6}, {6, 7}});
   CHECK(ranges_of(bytes, {0, 6, 1, 6, 2}) == Ranges{{0, 1}, {1, 1}, {1, 3}, {1, 1}, {1, 3}});
   CHECK(ranges_of(bytes, {0, 99, -1, 0}) == Ranges{{0, 1}, {1, 1}, {1, 1}, {1, 2}});
 }
 
 TEST_CASE("text ranges: against the rule spelled out, over random tokens") {
-  const std::vector<std::string> parts = {"a", "\xC3", "\xA9", "é", "\xE4", "\xB8", "\xAD", "\xF0\x9F", "\x98\x80", "\xFF", "\xEF\xBF\xBD"};
+  const std::vector<std::string> parts = {"a",    "\xC3",     "\xA9",     "é",    "\xE4",        "\xB8",
+                                          "\xAD", "\xF0\x9F", "\x98\x80", "\xFF", "\xEF\xBF\xBD"};
   for (unsigned seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);

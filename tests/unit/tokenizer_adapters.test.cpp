@@ -15,8 +15,8 @@ static_assert(tinyllm::Tokenizer<FunctionTokenizer> && !ByteTokenizer<FunctionTo
 
 namespace {
 
-const std::vector<std::string> pieces = {"<unk>", "<s>", "</s>", "<0xE4>", "<0xB8>", "<0xad>", "\u2581Hello", "\u2581", "\u2581world",
-                                         "lo\u2581wo", "<0xZZ>", "<0x4>", "!"};
+const std::vector<std::string> pieces = {"<unk>",  "<s>",         "</s>",       "<0xE4>", "<0xB8>", "<0xad>", "\u2581Hello",
+                                         "\u2581", "\u2581world", "lo\u2581wo", "<0xZZ>", "<0x4>",  "!"};
 
 SentencePieceAdapter adapter() {
   return {static_cast<Index>(pieces.size()), [](TokenId id) { return pieces[static_cast<std::size_t>(id)]; },
@@ -52,9 +52,8 @@ TEST_CASE("sentencepiece adapter: spaces, bytes, hidden tokens, and one leading 
 }
 
 TEST_CASE("function tokenizer: two functions are enough to generate") {
-  const FunctionTokenizer tokenizer(
-      [](std::string_view text) { return std::vector<TokenId>(text.begin(), text.end()); },
-      [](const std::vector<TokenId>& ids) { return std::string(ids.begin(), ids.end()); });
+  const FunctionTokenizer tokenizer([](std::string_view text) { return std::vector<TokenId>(text.begin(), text.end()); },
+                                    [](const std::vector<TokenId>& ids) { return std::string(ids.begin(), ids.end()); });
   ScriptedModel model({'o', 'k', '.', 'x'}, 128, 2);
   CHECK(generate(model, tokenizer, "hi", {.max_tokens = 9, .stop = {"."}}, "contiguous").text == "ok");
   CHECK_THROWS_AS(FunctionTokenizer(nullptr, [](const std::vector<TokenId>&) { return std::string(); }), std::invalid_argument);

@@ -125,7 +125,8 @@ class ByteDecoder {
         stream_.push(bytes.substr(0, 1), text_);
         bytes.remove_prefix(1);
       } else {
-        // If it began in the prompt, its U+FFFD is the prompt's text. If none of its bytes are this token's, it is not its text.
+        // If it began in the prompt, its U+FFFD is the prompt's text. If none of its bytes are this token's, it is not its
+        // text.
         if (prompt_pending_) {
           stream_ = {};
         } else {
