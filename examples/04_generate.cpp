@@ -13,7 +13,7 @@ int main() {
   engine::Llama model(gguf, pool);
 
   tinyllm::KVCache<Eigen::half> cache(tinyllm::cache_dims(model));
-  const auto out = tinyllm::generate(model, tokenizer, "Once upon a time", {.max_tokens = 50, .stop = {"\n\n"}}, cache,
+  const auto out = tinyllm::generate(model, tokenizer, "Once upon a time", {.max_tokens = 64, .stop = {"."}}, cache,
                                      [](std::string_view piece) { std::cout << piece << std::flush; });
   std::cout << "\n[" << out.ids.size() << " tokens, " << to_string(out.finish_reason) << "; " << cache.seq_len()
             << " positions in the cache]\n";

@@ -29,7 +29,8 @@ PROMPTS = {
     "en_fox": "The Fox",
     "fr_wolf": "Un Loup",
     "fr_crow": "Maître Corbeau",
-    "fr_cicada": "La Cigale",
+    "fr_oak": "Le Chêne un jour",
+    "fr_death": "La Mort",
     "zh_three_characters": "人之初",
     "zh_thousand_characters": "天地玄黃",
 }
