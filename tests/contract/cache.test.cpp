@@ -298,7 +298,10 @@ TEST_CASE("truncate_rolls_back") {
   CHECK(cache.seq_len() == 3);
 }
 
-TEST_CASE_TEMPLATE_DEFINE("float16_cache_rounds_what_it_stores", Dtype, float16_cache) {
+namespace {
+
+template <class Dtype>
+void check_rounding() {
   const CacheDims dims{.n_layers = 2, .n_kv_heads = 1, .d_head = 4, .max_len = 8};
   KVCache<Dtype> cache(dims);
   CHECK(cache.nbytes() * 2 == KVCache<float>(dims).nbytes());
@@ -324,7 +327,13 @@ TEST_CASE_TEMPLATE_DEFINE("float16_cache_rounds_what_it_stores", Dtype, float16_
   // What was stored before is shown unchanged.
   CHECK(as_float(view.keys(0, 0)).topRows(2) == rounded(k));
 }
-TEST_CASE_TEMPLATE_APPLY(float16_cache, std::tuple<Eigen::half, Eigen::bfloat16>);
+
+}  // namespace
+
+TEST_CASE("float16_cache_rounds_what_it_stores") {
+  check_rounding<Eigen::half>();
+  check_rounding<Eigen::bfloat16>();
+}
 
 TEST_CASE("float16_generation_stays_close") {
   const AttentionModel model;
