@@ -297,4 +297,10 @@ TEST_CASE("cache_modes_and_dims") {
   CHECK_THROWS_AS(cache_dims(odd), std::invalid_argument);
   odd.head_dim = 20;
   CHECK(cache_dims(odd).d_head == 20);
+  struct AllOptional {
+    std::optional<int> num_hidden_layers = 2, num_attention_heads = 4, hidden_size = 32, max_position_embeddings = 16;
+  };
+  CHECK(cache_dims(AllOptional()) == CacheDims{.n_layers = 2, .n_kv_heads = 4, .d_head = 8, .max_len = 16, .batch = 1});
+  CHECK(max_positions(AllOptional()) == 16);
+  CHECK(generate(model, tokenizer, "HELLO", params).ids == none.ids);  // contiguous unless told otherwise
 }

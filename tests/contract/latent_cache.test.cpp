@@ -154,3 +154,11 @@ TEST_CASE("latent cache: garbage behind the fill count is never shown") {
   append(cache, Chunk(2));
   for (Index b = 0; b < 2; ++b) CHECK(RowMatrix(cache.view(1).both(b)).allFinite());
 }
+
+TEST_CASE("latent cache: a size that nobody filled in is refused") {
+  CHECK_THROWS_AS(LatentCache<float>(LatentDims{.d_latent = 1, .d_rope = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(LatentCache<float>(LatentDims{.n_layers = 1, .d_rope = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(LatentCache<float>(LatentDims{.n_layers = 1, .d_latent = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(LatentCache<float>(LatentDims{.n_layers = 1, .d_latent = 1, .d_rope = 1}), std::invalid_argument);
+  CHECK(LatentCache<float>(LatentDims{.n_layers = 1, .d_latent = 1, .d_rope = 1, .max_len = 1}).dims().batch == 1);
+}

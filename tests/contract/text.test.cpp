@@ -11,6 +11,7 @@
 using namespace tinyllm;
 using test_support::BytesTokenizer;
 using test_support::DecodeOnly;
+using test_support::RawDecodeOnly;
 
 namespace {
 
@@ -79,6 +80,7 @@ TEST_CASE("incremental_decode_concat_equals_decode") {
     const std::vector<std::string> by_bytes = pieces(bytes, ids);
     CHECK(joined(by_bytes) == all);
     CHECK(pieces(DecodeOnly(bytes), ids) == by_bytes);
+    CHECK(pieces(RawDecodeOnly(bytes), ids) == by_bytes);
     for (std::size_t i = 0; i + 1 < by_bytes.size(); ++i) {
       CHECK(test_support::decode_bytes(by_bytes[i]) == by_bytes[i]);  // well-formed
       CHECK_FALSE(by_bytes[i].ends_with(replacement_character));      // final

@@ -79,6 +79,22 @@ class BytesTokenizer {
   std::vector<std::string> tokens_;
 };
 
+/// The same tokenizer with nothing but a decode(ids) that gives out bytes as they are, well-formed or not.
+class RawDecodeOnly {
+ public:
+  explicit RawDecodeOnly(const BytesTokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  std::string decode(const std::vector<TokenId>& ids) const {
+    std::string bytes;
+    for (const TokenId id : ids) {
+      if (id >= 0 && id < tokenizer_->vocab_size()) bytes += tokenizer_->token_bytes(id);
+    }
+    return bytes;
+  }
+
+ private:
+  const BytesTokenizer* tokenizer_;
+};
+
 /// The same tokenizer with nothing but decode(ids) and encode(text).
 template <class Tokenizer>
 class DecodeOnly {

@@ -142,6 +142,14 @@ TEST_CASE("generate: a stop token or a callback that returns false cancels with 
       generate(again, tokenizer, "p", {.max_tokens = 8}, "contiguous", [&pieces](std::string_view) { return ++pieces < 2; });
   CHECK(cut.finish_reason == FinishReason::cancelled);
   CHECK(cut.text == "ab");
+  // Whoever said that it listens no more is not called again, whatever was held.
+  ScriptedModel more(ids_of("ab\n"), 256, 1);
+  int calls = 0;
+  generate(more, tokenizer, "p", {.max_tokens = 8, .stop = {"bX"}}, "contiguous", [&calls](std::string_view) {
+    ++calls;
+    return false;
+  });
+  CHECK(calls == 1);
 
   // What is held when it is cancelled goes out.
   std::stop_source at_once;
@@ -155,6 +163,36 @@ TEST_CASE("generate: a stop token or a callback that returns false cancels with 
   CHECK(run.step() == "\n");
   CHECK(run.done());
   CHECK_THROWS(run.step());
+}
+
+TEST_CASE("generate: somebody else's use of the cache is noticed, and so are logits that are none") {
+  const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
+  ScriptedModel model(ids_of("abc"), 256, 1);
+  KVCache<float> cache(cache_dims(model));
+  const SamplingParams params{.max_tokens = 8};
+  GenerationRun run(model, tokenizer, ids_of("p"), params, cache);
+  run.step();
+  const RowMatrix other = RowMatrix::Ones(5, 4);
+  for (Index layer = 0; layer < 2; ++layer) {
+    cache.update(layer, ChunkView::from_projection(other, 1), ChunkView::from_projection(other, 1));
+  }
+  CHECK_THROWS_AS(run.step(), std::logic_error);
+  static_assert(!std::is_copy_constructible_v<decltype(run)>);
+
+  Converted empty(ids_of("x"), 1, [](const RowMatrix&) { return RowMatrix(0, 256); });
+  CHECK_THROWS_AS(generate(empty, tokenizer, "p", params), std::invalid_argument);
+}
+
+TEST_CASE("generate: a run that is left before its end says so") {
+  const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
+  ScriptedModel model(ids_of("abc"), 256, 1);
+  KVCache<float> cache(cache_dims(model));
+  GenerationRun run(model, tokenizer, ids_of("p"), {.max_tokens = 8}, cache);
+  run.step();
+  const Generation part = std::move(run).result();
+  CHECK(part.text == "a");
+  CHECK(part.finish_reason == FinishReason::cancelled);
+  CHECK(part.stop_kind == StopKind::cancelled);
 }
 
 TEST_CASE("generate: no end token and no stop string before min_tokens") {
@@ -204,4 +242,62 @@ TEST_CASE("generate: without end ids the tokenizer's own count") {
     ScriptedModel through(ids_of(answer), 256, 1);
     CHECK(generate(through, tokenizer, "p", {.max_tokens = 3}, "contiguous", {}, EosIds::none()).text == answer);
   }
+}
+
+TEST_CASE("generate: a stop string that the end completes is the reason of the end") {
+  const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
+  for (const bool by_eos : {false, true}) {
+    ScriptedModel model(std::vector<TokenId>{'x', 'a', 0xC3, 0}, 256, 1);
+    const SamplingParams params{.max_tokens = by_eos ? 9 : 3, .stop = {"a\xEF\xBF\xBD"}};
+    const Generation out = generate(model, tokenizer, "p", params, "contiguous", {}, {0});
+    CHECK(out.text == "x");
+    CHECK(out.stop_kind == StopKind::stop_string);
+    CHECK(out.finish_reason == FinishReason::stop);
+    CHECK(out.matched_stop == "a\xEF\xBF\xBD");
+  }
+}
+
+TEST_CASE("generate: an end token is chosen again exactly after min_tokens") {
+  const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
+  for (const Index min_tokens : {0, 1, 3}) {
+    ScriptedModel model(std::vector<TokenId>{0}, 256, 1);  // it wants to end at once
+    const Generation out = generate(model, tokenizer, "p", {.max_tokens = 9, .min_tokens = min_tokens}, "contiguous", {}, {0});
+    CHECK(static_cast<Index>(out.ids.size()) == min_tokens);
+    CHECK(out.stop_kind == StopKind::eos);
+  }
+}
+
+TEST_CASE("generation: reasons and kinds have names, and a kind its reason") {
+  CHECK(to_string(FinishReason::stop) == "stop");
+  CHECK(to_string(FinishReason::length) == "length");
+  CHECK(to_string(FinishReason::cancelled) == "cancelled");
+  CHECK(to_string(StopKind::eos) == "eos");
+  CHECK(to_string(StopKind::stop_string) == "stop_string");
+  CHECK(to_string(StopKind::max_tokens) == "max_tokens");
+  CHECK(to_string(StopKind::context) == "context");
+  CHECK(to_string(StopKind::cancelled) == "cancelled");
+  CHECK(finish_reason(StopKind::eos) == FinishReason::stop);
+  CHECK(finish_reason(StopKind::stop_string) == FinishReason::stop);
+  CHECK(finish_reason(StopKind::max_tokens) == FinishReason::length);
+  CHECK(finish_reason(StopKind::context) == FinishReason::length);
+  CHECK(finish_reason(StopKind::cancelled) == FinishReason::cancelled);
+}
+
+TEST_CASE("generation: what did not happen counts as nothing") {
+  const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
+  ScriptedModel model(ids_of("ab"), 256, 1);
+  const Generation none = generate(model, tokenizer, "p", {.max_tokens = 0}, "contiguous");
+  CHECK(none.timings.prefill_s == 0);
+  CHECK(none.timings.decode_s == 0);
+  CHECK(none.stats.prompt_tokens == 1);
+  CHECK(none.stats.completion_tokens == 0);
+  CHECK(none.stats.cached_tokens == 0);
+  CHECK(none.stats.forward_calls == 0);
+  CHECK(none.stats.forward_rows == 0);
+  CHECK(none.stats.unknown_ids == 0);
+  // One token: all of it is the prompt's pass.
+  const Generation one = generate(model, tokenizer, "p", {.max_tokens = 1}, "contiguous");
+  CHECK(one.timings.prefill_s > 0);
+  CHECK(one.timings.prefill_s < 60);
+  CHECK(one.timings.decode_s == 0);
 }

@@ -113,3 +113,16 @@ TEST_CASE("text stream: whole graphemes behind the stop strings") {
   CHECK(stream.matched() == "END");
   CHECK(stream.finish() == "");
 }
+
+TEST_CASE("graphemes: the longest cluster that waits has exactly as many bytes as the limit says") {
+  GraphemeStream stream;
+  std::string out;
+  stream.push("\u00E9", out);
+  for (int i = 0; i < 63; ++i) stream.push("\u0301", out);
+  CHECK(GraphemeStream::most_held == 128);
+  CHECK(stream.held().size() == 128);
+  CHECK(out.empty());
+  stream.push("\u0301", out);
+  CHECK(out.size() == 130);
+  CHECK(stream.held().empty());
+}

@@ -225,6 +225,47 @@ TEST_CASE("decoder: a tokenizer that changes its text afterwards causes neither 
   CHECK(text.ends_with("Hello."));
 }
 
+TEST_CASE("decoder: a prompt's own U+FFFDs stay the prompt's, on both paths") {
+  const BytesTokenizer bytes = BytesTokenizer::of_all_bytes();
+  const DecodeOnly window(bytes);
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const std::vector<TokenId> alphabet = {'a', 0xC3, 0xA9, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 0x98, 0x80, 0xFF};
+    const auto some = [&](std::size_t most) {
+      std::vector<TokenId> ids(random() % most);
+      for (TokenId& id : ids) id = alphabet[random() % alphabet.size()];
+      return ids;
+    };
+    const std::vector<TokenId> prompt = some(8);
+    const std::vector<TokenId> ids = some(12);
+    CHECK(primed_pieces(window, prompt, ids) == primed_pieces(bytes, prompt, ids));
+  }
+}
+
+TEST_CASE("decoder: a tokenizer that fails once is asked again, and unknown ids in a prompt are no error") {
+  struct Failing {
+    const BytesTokenizer* bytes;
+    mutable bool fails = false;
+    std::string decode(const std::vector<TokenId>& ids) const {
+      if (fails) throw std::runtime_error("busy");
+      for (const TokenId id : ids) static_cast<void>(bytes->token_bytes(id));  // throws std::out_of_range
+      return bytes->decode(ids);
+    }
+  };
+  const BytesTokenizer bytes({"a", "b"});
+  const Failing tokenizer{&bytes};
+  IncrementalDecoder decoder(tokenizer);
+  CHECK_NOTHROW(decoder.prime(std::vector<TokenId>{0, 300, -1, 0}));
+  CHECK(decoder.unknown_ids() == 0);
+  CHECK(decoder.push(1) == "b");
+  tokenizer.fails = true;
+  CHECK_THROWS_AS(static_cast<void>(decoder.push(0)), std::runtime_error);
+  tokenizer.fails = false;
+  CHECK(decoder.push(0) == "a");
+  CHECK(decoder.push(1) == "b");
+}
+
 TEST_CASE("decoder: copies are independent") {
   const BytesTokenizer bytes({"\xC3", "\xA9", "x"});
   IncrementalDecoder first(bytes);
@@ -232,4 +273,90 @@ TEST_CASE("decoder: copies are independent") {
   IncrementalDecoder second = first;
   CHECK(second.push(1) == "é");
   CHECK(first.push(2) == fffd + "x");
+}
+
+TEST_CASE("decoder: after a flush it is as new") {
+  const SpaceStripping bytes({" Hello", "\xC3", "\xA9", "\x80", "x"});
+  const DecodeOnly text_only(bytes);
+  const auto check = [](auto decoder) {
+    const auto both = [&decoder](TokenId id) {
+      std::string text(decoder.push(id));
+      return text += decoder.flush();
+    };
+    CHECK(both(1) == fffd);
+    CHECK(both(2) == fffd);  // completes nothing that was flushed
+    CHECK(both(4) == "x");   // and nothing waits before it
+    CHECK(both(0) == "Hello");
+    CHECK(both(0) == "Hello");  // each text has a leading space of its own
+    CHECK(decoder.push(3) == "");
+    CHECK(decoder.push(4) == fffd + "x");
+    CHECK(decoder.last_span().end == 4);
+    CHECK(decoder.flush() == "");
+    CHECK(decoder.push(4) == "x");
+    CHECK(decoder.last_span().begin == 0);
+  };
+  check(IncrementalDecoder(bytes));
+  check(IncrementalDecoder(text_only));
+}
+
+TEST_CASE("decoder: a prompt may end anywhere inside a character, and hold ids that nobody knows") {
+  const BytesTokenizer bytes = BytesTokenizer::of_all_bytes();
+  const DecodeOnly window(bytes);
+  const auto both = [&](const std::vector<TokenId>& prompt, const std::vector<TokenId>& ids,
+                        const std::vector<std::string>& expected) {
+    CHECK(primed_pieces(bytes, prompt, ids) == expected);
+    CHECK(primed_pieces(window, prompt, ids) == expected);
+  };
+  both({'a', 0xF0, 0x9F, 0x8C}, {0xB6, '!'}, {"🌶", "!", ""});
+  both({0xF0, 0x9F, 0x8C}, {0xB6, '!'}, {"🌶", "!", ""});
+  both({0xF0, 0x9F}, {0x8C, 0xB6}, {"", "🌶", ""});
+  both({0xC3}, {0xA9}, {"é", ""});
+  CHECK(primed_pieces(bytes, {0xC3, 300, -1}, {0xA9}) == std::vector<std::string>{"é", ""});
+  CHECK(primed_pieces(bytes, {'a', 0xC3, 256}, {'x'}) == std::vector<std::string>{"x", ""});
+}
+
+TEST_CASE("decoder: a tokenizer whose text falls apart nowhere is decoded through a bounded window all the same") {
+  // Each id's text depends on its place in the list, so that no tail of the window decodes to the tail of its text.
+  struct Placed {
+    mutable std::size_t longest = 0;
+    std::string decode(const std::vector<TokenId>& ids) const {
+      longest = std::max(longest, ids.size());
+      std::string text;
+      for (std::size_t i = 0; i < ids.size(); ++i) text += static_cast<char>('!' + i % 90);
+      return text;
+    }
+  };
+  const Placed tokenizer;
+  IncrementalDecoder decoder(tokenizer);
+  std::string text;
+  for (int i = 0; i < 1000; ++i) {
+    const std::string piece(decoder.push(1));
+    CHECK(piece.size() == 1);  // one character an id: nothing comes twice, nothing is lost
+    text += piece;
+  }
+  CHECK(decoder.flush() == "");
+  CHECK(text.starts_with("!\"#$%&'()"));
+  CHECK(tokenizer.longest <= 64);
+}
+
+TEST_CASE("decoder: before the first id nothing stands anywhere, and a reset forgets what was counted") {
+  const BytesTokenizer bytes({"a", "\x80"});
+  const DecodeOnly text_only(bytes);
+  const auto check = [](auto decoder) {
+    const auto is_new = [&decoder] {
+      CHECK(decoder.last_span().begin == 0);
+      CHECK(decoder.last_span().end == 0);
+      CHECK(decoder.last_span().resolved == 0);
+      CHECK_FALSE(decoder.last_span().open);
+      CHECK(decoder.unknown_ids() == 0);
+    };
+    is_new();
+    for (const TokenId id : {0, -1, 1}) static_cast<void>(decoder.push(id));
+    CHECK(decoder.unknown_ids() == 1);
+    decoder.reset();
+    is_new();
+    CHECK(decoder.push(0) == "a");  // and what waited
+  };
+  check(IncrementalDecoder(bytes));
+  check(IncrementalDecoder(text_only));
 }

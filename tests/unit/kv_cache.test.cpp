@@ -64,6 +64,15 @@ TEST_CASE("chunk view: a projection is read in either storage order, and through
   }
 }
 
+static_assert(AttentionCache<KVCache<Eigen::half>> && AttentionCache<RecomputeCache>);
+static_assert(!RecomputesEverything<KVCache<float>> && RecomputesEverything<RecomputeCache>);
+
+TEST_CASE("chunk view: sizes whose product overflows are refused") {
+  const float x = 0;
+  const Index huge = Index{1} << 40;
+  CHECK_THROWS_AS(ChunkView(&x, {.batch = 1, .heads = huge, .tokens = huge, .d = 2}), std::length_error);
+}
+
 TEST_CASE("kv cache: views show their rows after later appends, and storage is aligned") {
   KVCache<float> cache(small);
   const RowMatrix first = RowMatrix::Random(2, 6);
@@ -157,6 +166,9 @@ TEST_CASE("kv cache: a clone of uneven layers is as uneven, counts included") {
 }
 
 TEST_CASE("kv cache: a large one costs address space, not memory, until it is used") {
+  // Larger than the memory of most machines.
+  const KVCache<Eigen::half> giant({.n_layers = 128, .n_kv_heads = 8, .d_head = 128, .max_len = 1 << 20});
+  CHECK(giant.nbytes() == std::size_t{1} << 39);
   const std::size_t before = resident_bytes();
   KVCache<float> cache({.n_layers = 8, .n_kv_heads = 8, .d_head = 64, .max_len = 131'072});
   CHECK(cache.nbytes() == std::size_t{2} * 8 * 8 * 64 * 131'072 * 4);  // 4 GiB
@@ -192,10 +204,53 @@ TEST_CASE("recompute cache: shows the chunk it was given and remembers nothing")
   CHECK(cache.seq_len() == 0);
   CHECK(cache.positions(5) == Positions(0, 5));
   CHECK(cache.mask(5).cols() == 5);
+  CHECK_THROWS_AS(static_cast<void>(cache.positions(0)), std::invalid_argument);
   CHECK_NOTHROW(cache.truncate(0));
   CHECK_THROWS_AS(cache.truncate(1), std::out_of_range);
   const RowMatrix other = RowMatrix::Random(2, 4);
   CHECK_THROWS_AS(cache.update(0, ChunkView::from_projection(k, 2), ChunkView::from_projection(other, 2)),
                   std::invalid_argument);
   CHECK_THROWS_AS(cache.update(-1, ChunkView::from_projection(k, 2), ChunkView::from_projection(k, 2)), std::out_of_range);
+}
+
+TEST_CASE("chunk view: every size is at least one, and a shape that nobody filled in is one row of one number") {
+  CHECK(ChunkShape{} == ChunkShape{.batch = 1, .heads = 1, .tokens = 1, .d = 1});
+  CHECK(ChunkStrides{}.batch == 0);
+  CHECK(ChunkStrides{}.head == 0);
+  CHECK(ChunkStrides{}.token == 0);
+  CHECK(ChunkStrides{}.element == 1);
+  const float one = 7.0F;
+  CHECK(*ChunkView(&one, ChunkShape{}).row(0, 0, 0) == 7.0F);
+  for (const ChunkShape& shape :
+       {ChunkShape{.batch = 0}, ChunkShape{.heads = 0}, ChunkShape{.tokens = 0}, ChunkShape{.d = 0}}) {
+    CHECK_THROWS_AS(ChunkView(&one, shape), std::invalid_argument);
+  }
+  const RowMatrix x = RowMatrix::Random(4, 6);
+  CHECK_THROWS_AS(ChunkView::from_projection(x, 2, 0), std::invalid_argument);
+  CHECK_THROWS_AS(ChunkView::from_projection(x, -1), std::invalid_argument);
+  CHECK_THROWS_AS(ChunkView::from_projection(x, 4), std::invalid_argument);
+  CHECK_NOTHROW(ChunkView::from_projection(x, 6, 4));
+}
+
+TEST_CASE("recompute cache: its chunk, length and bytes are those of the last update, whatever came before") {
+  RecomputeCache cache;
+  const RowMatrix big = RowMatrix::Random(6, 4);
+  const RowMatrix small_one = RowMatrix::Random(2, 4);
+  cache.update(0, ChunkView::from_projection(big, 2), ChunkView::from_projection(big, 2));
+  const auto view = cache.update(1, ChunkView::from_projection(small_one, 2, 2), ChunkView::from_projection(small_one, 2, 2));
+  CHECK(view.rows() == 1);
+  CHECK(view.batch() == 2);
+  CHECK(RowMatrix(view.keys(1, 0)) == small_one.row(1).leftCols(2));
+  CHECK(RowMatrix(view.values(1, 1)) == small_one.row(1).rightCols(2));
+  CHECK(cache.nbytes() == 2 * 2 * 4 * sizeof(float));
+  CHECK(cache.capacity() == std::numeric_limits<Index>::max());
+  CHECK_FALSE(cache.mask(3)(0, 1));
+}
+
+TEST_CASE("kv cache: a size that nobody filled in is refused") {
+  CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_kv_heads = 1, .d_head = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_layers = 1, .d_head = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1}), std::invalid_argument);
+  CHECK(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 1}).dims().batch == 1);
 }

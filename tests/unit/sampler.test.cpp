@@ -193,6 +193,8 @@ TEST_CASE("sampler: entropy is that of the distribution drawn from") {
   CHECK(sampled_entropy(logits, {.temperature = 1.0F}) == doctest::Approx(std::log(8.0)));
   CHECK(sampled_entropy(logits, {.temperature = 1.0F, .top_k = 2}) == doctest::Approx(std::log(2.0)));
   CHECK(sampled_entropy(logits, {}) == 0.0);
+  // A probability that rounds to nothing adds nothing.
+  CHECK(sampled_entropy(std::vector<float>{0, 0, 0, -745}, {.temperature = 1.0F}) == doctest::Approx(std::log(3.0)));
 }
 
 TEST_CASE("random: the stream of a seed is fixed") {
@@ -209,4 +211,36 @@ TEST_CASE("random: the stream of a seed is fixed") {
     CHECK(u < 1);
   }
   CHECK(request_rng()() == request_rng(0)());
+}
+
+TEST_CASE("sampler: the bias comes before the penalties") {
+  Sampler sampler({.logit_bias = {{0, 1.0F}, {1, 5.0F}}, .repetition_penalty = 2.0F});
+  const std::vector<TokenId> seen = {0, 1};
+  const auto scores = sampler.adjusted(std::vector<float>{1, -1}, seen, {});
+  CHECK(scores[0] == 1);  // (1 + 1) / 2
+  CHECK(scores[1] == 2);  // (-1 + 5) / 2: positive by then
+}
+
+TEST_CASE("sampler: greedy log-probabilities are those of the raw logits too") {
+  Rng rng = request_rng();
+  const Sampled next = sample(std::vector<float>{1, 2}, {.logit_bias = {{0, 5.0F}}}, {}, rng);
+  CHECK(next.id == 0);
+  CHECK(next.logprob == doctest::Approx(1.0 - std::log(std::exp(1.0) + std::exp(2.0))));
+  CHECK(next.entropy == 0.0);
+}
+
+TEST_CASE("sampler: a min_p of one keeps the most probable id and its equals") {
+  CHECK(kept({1, 3, 2, 3}, {.temperature = 1.0F, .min_p = 1.0F}) == std::vector<TokenId>{1, 3});
+  CHECK(kept({1, 3, 2}, {.temperature = 0.5F, .min_p = 1.0F}) == std::vector<TokenId>{1});
+}
+
+TEST_CASE("sampler: the limits of what makes sense make sense") {
+  CHECK_NOTHROW(check_params({.max_tokens = 0, .min_p = 1.0F, .top_k = 0, .top_p = 1.0F, .min_tokens = 0}));
+  CHECK_NOTHROW(check_params({.max_tokens = 1, .repetition_penalty = 0.5F, .min_p = 0.0F, .top_k = 1, .min_tokens = 1}));
+  CHECK_NOTHROW(check_params({.presence_penalty = -1.0F, .frequency_penalty = -1.0F, .temperature = 0.0F, .top_p = 1e-6F}));
+  CHECK_THROWS_AS(check_params({.repetition_penalty = std::numeric_limits<float>::infinity()}), std::invalid_argument);
+  CHECK_THROWS_AS(check_params({.min_p = -0.1F}), std::invalid_argument);
+  CHECK_THROWS_AS(check_params({.top_p = -0.5F}), std::invalid_argument);
+  CHECK(Sampled{}.id == 0);
+  CHECK(Candidate{}.id == 0);
 }

@@ -117,6 +117,18 @@ TEST_CASE("stop matcher: a copy has its own place in the text, and reset begins 
   CHECK(other == "c");
 }
 
+TEST_CASE("stop matcher: a long stop string that nearly matches costs no more a byte than a short one") {
+  // Each byte is released only when the one `length` later has come: what is held is never moved as a whole.
+  const std::size_t length = 200'000;
+  StopMatcher matcher({std::string(length, 'a') + "b"});
+  std::string released;
+  for (std::size_t i = 0; i < 3 * length; ++i) matcher.push("a", released);
+  CHECK(released.size() == 2 * length);
+  CHECK(matcher.held().size() == length);
+  CHECK(matcher.push("b", released));
+  CHECK(released.size() == 2 * length);
+}
+
 TEST_CASE("stop matcher: a text behind the stop is a caller's bug") {
   StopMatcher matcher({"a"});
   std::string released;

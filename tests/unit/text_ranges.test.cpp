@@ -130,6 +130,26 @@ TEST_CASE("text ranges: they end where the text ends") {
   CHECK(ranges_of(DecodeOnly(bytes), {1, 0}, {}, {0, 2}) == Ranges{{0, 2}, {2, 4}});
 }
 
+TEST_CASE("text ranges: behind a prompt that ends inside a character, on both paths") {
+  const BytesTokenizer bytes({"x", "\xC3", "\xA9", "y", "\xE4", "\xB8", "\xAD"});
+  const auto both = [&](const std::vector<TokenId>& prompt, const std::vector<TokenId>& ids, const Ranges& expected) {
+    CHECK(ranges_of(bytes, ids, {}, prompt) == expected);
+    CHECK(ranges_of(DecodeOnly(bytes), ids, {}, prompt) == expected);
+  };
+  both({4}, {0, 1, 2, 3}, {{0, 1}, {1, 3}, {1, 3}, {3, 4}});  // broken off: its U+FFFD is the prompt's
+  both({4}, {5, 6, 3}, {{0, 3}, {0, 3}, {3, 4}});             // completed: it is ours
+  both({4}, {5, 0, 3}, {{0, 0}, {0, 1}, {1, 2}});             // gone on with, and broken off
+  both({1, 4}, {5, 6}, {{0, 3}, {0, 3}});
+}
+
+TEST_CASE("text stream: nothing can be pushed behind the end") {
+  const BytesTokenizer bytes({"a"});
+  TextStream stream(bytes);
+  static_cast<void>(stream.push(0));
+  static_cast<void>(stream.finish());
+  CHECK_THROWS(static_cast<void>(stream.push(0)));
+}
+
 TEST_CASE("text stream: several ids at once end at the first stop and say how many were used") {
   const BytesTokenizer bytes({"a", "b", "c", "\xC3", "\xA9"});
   TextStream stream(bytes, {.stop = {"bc"}});
@@ -147,4 +167,10 @@ TEST_CASE("text stream: several ids at once end at the first stop and say how ma
 
   TextStream empty(bytes);
   CHECK(empty.push(std::span<const TokenId>()).used == 0);
+}
+
+TEST_CASE("text ranges: an id that a tokenizer refuses stands where it came, and has no text") {
+  const BytesTokenizer bytes({"ab", "c"});
+  CHECK(ranges_of(bytes, {0, -1, 1, 7, 0}) == Ranges{{0, 2}, {2, 2}, {2, 3}, {3, 3}, {3, 5}});
+  CHECK(ranges_of(DecodeOnly(bytes), {0, -1, 1, -7, 0}) == Ranges{{0, 2}, {2, 2}, {2, 3}, {3, 3}, {3, 5}});
 }

@@ -161,3 +161,28 @@ TEST_CASE("text stream: a stop that is the text of a token which is not shown st
   CHECK(stream.push(3) == "");
   CHECK(stream.matched() == "a\xEF\xBF\xBD");
 }
+
+TEST_CASE("text stream: the flush goes through the stop strings") {
+  const BytesTokenizer bytes({"a", "\xC3"});
+  for (const bool include : {false, true}) {
+    TextStream stream(bytes, {.stop = {"a\xEF\xBF\xBD"}, .include_stop = include});
+    CHECK(stream.push(0) == "");
+    CHECK(stream.push(1) == "");
+    CHECK(stream.finish() == (include ? "a\xEF\xBF\xBD" : ""));
+    CHECK(stream.matched() == "a\xEF\xBF\xBD");
+  }
+}
+
+TEST_CASE("text stream: a stop that is the text of a token which is shown is matched as text") {
+  struct WithIds : BytesTokenizer {
+    using BytesTokenizer::BytesTokenizer;
+    std::optional<TokenId> token_to_id(std::string_view text) const {
+      return text == "a" ? std::optional<TokenId>(0) : std::nullopt;
+    }
+  };
+  const WithIds bytes({"a", "b"});
+  TextStream stream(bytes, {.stop = {"a", "ba"}});
+  CHECK(stream.push(1) == "");  // held: it may become "ba"
+  CHECK(stream.push(0) == "");
+  CHECK(stream.matched() == "ba");  // the longest of those that end here
+}

@@ -6,6 +6,7 @@
 
 namespace tinyllm {
 
+/// Counts since the cache was made.
 struct CacheStats {
   std::size_t overflowed = 0;  ///< finite values that became infinite in the storage type
 };

@@ -7,6 +7,7 @@
 // A view does not own: the memory must outlive the call that it is passed to.
 #pragma once
 
+#include <tinyllm/core/aligned_buffer.hpp>
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
 
@@ -38,10 +39,8 @@ struct ChunkStrides {
 class ChunkView {
  public:
   /// Views `[B, H, T, d]` floats that lie one after the other.
-  /// Throws: std::invalid_argument for a null pointer or a size below 1.
-  ChunkView(const float* data, ChunkShape shape)
-      : ChunkView(data, shape,
-                  {.batch = shape.heads * shape.tokens * shape.d, .head = shape.tokens * shape.d, .token = shape.d}) {}
+  /// Throws: std::invalid_argument for a null pointer or a size below 1, std::length_error if the sizes' product overflows.
+  ChunkView(const float* data, ChunkShape shape) : ChunkView(data, shape, contiguous(shape)) {}
 
   /// Views floats at the given distances, in elements.
   /// Throws: std::invalid_argument for a null pointer or a size below 1.
@@ -83,6 +82,11 @@ class ChunkView {
   }
 
  private:
+  static ChunkStrides contiguous(const ChunkShape& shape) {
+    static_cast<void>(checked_product({shape.batch, shape.heads, shape.tokens, shape.d}));
+    return {.batch = shape.heads * shape.tokens * shape.d, .head = shape.tokens * shape.d, .token = shape.d};
+  }
+
   const float* data_;
   ChunkShape shape_;
   ChunkStrides strides_;

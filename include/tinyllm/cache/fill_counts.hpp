@@ -18,6 +18,7 @@
 
 namespace tinyllm {
 
+/// A small value: copies are independent.
 class FillCounts {
  public:
   /// Pre: n_layers >= 1, capacity >= 1 (the cache has checked its sizes)

@@ -78,9 +78,11 @@ class LatentCache {
   /// Throws: std::out_of_range if there is no such layer.
   Index seq_len(Index layer) const { return fill_.of(layer); }
   /// The absolute positions [s, s + T) of the next T tokens.
+  /// Throws: std::invalid_argument if T < 1.
   Positions positions(Index tokens) const { return fill_.positions(tokens); }
   /// What the next T tokens may see.
   /// Shape: [T, s + T]
+  /// Throws: std::invalid_argument if T < 1.
   CausalMask mask(Index tokens) const { return fill_.mask(tokens); }
 
   /// Forgets all positions from `n` on, in every layer; `truncate(seq_len())` mends a pass that died half-way.

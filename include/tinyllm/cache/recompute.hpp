@@ -45,8 +45,12 @@ class RecomputeCache {
   }
 
   Index seq_len() const { return 0; }
-  Positions positions(Index tokens) const { return {0, tokens}; }
-  CausalMask mask(Index tokens) const { return {tokens, 0}; }
+  /// Throws: std::invalid_argument if tokens < 1.
+  Positions positions(Index tokens) const {
+    if (tokens < 1) throw std::invalid_argument(detail::message("a pass has at least one token, not ", tokens));
+    return {0, tokens};
+  }
+  CausalMask mask(Index tokens) const { return {positions(tokens).size(), 0}; }
   /// Throws: std::out_of_range unless n is 0, its only length.
   void truncate(Index n) {
     if (n != 0) throw std::out_of_range(detail::message("truncate: ", n, " is not in [0, 0]"));

@@ -16,6 +16,10 @@
 #include <new>
 #include <type_traits>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace tinyllm {
 
 /// The product of sizes.
@@ -30,6 +34,37 @@ namespace tinyllm {
   return product;
 }
 
+namespace detail {
+
+/// Memory for a large buffer comes from the system directly where it can be had without being promised: a cache for the
+/// longest context may be larger than the machine's memory as long as it is not filled.
+inline constexpr std::size_t large_buffer = std::size_t{1} << 20;
+
+/// Throws: std::bad_alloc
+inline void* allocate_untouched(std::size_t bytes, std::size_t alignment) {
+#if defined(__linux__)
+  if (bytes >= large_buffer) {
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return memory;
+  }
+#endif
+  return ::operator new (bytes, std::align_val_t{alignment});
+}
+
+inline void free_untouched(void* memory, std::size_t bytes, std::size_t alignment) noexcept {
+#if defined(__linux__)
+  if (bytes >= large_buffer) {
+    ::munmap(memory, bytes);
+    return;
+  }
+#endif
+  ::operator delete (memory, std::align_val_t{alignment});
+}
+
+}  // namespace detail
+
+/// Room for a number of elements.
 template <class T>
 class AlignedBuffer {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -37,18 +72,24 @@ class AlignedBuffer {
  public:
   static constexpr std::size_t alignment = 64;
 
-  /// Throws: std::length_error if the bytes are no Index, std::bad_alloc if the system refuses.
-  explicit AlignedBuffer(Index count)
-      : data_(static_cast<T*>(::operator new (static_cast<std::size_t>(checked_product({count, static_cast<Index>(sizeof(T))})),
-                                              std::align_val_t{alignment}))) {}
+  /// Throws: std::invalid_argument if count < 1, std::length_error if the bytes are no Index, std::bad_alloc if the system
+  ///   refuses.
+  explicit AlignedBuffer(Index count) : AlignedBuffer(checked_product({count, static_cast<Index>(sizeof(T))}), Bytes{}) {}
 
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }
 
  private:
+  struct Bytes {};
   struct Free {
-    void operator()(T* memory) const { ::operator delete (memory, std::align_val_t{alignment}); }
+    std::size_t bytes;
+    void operator()(T* memory) const { detail::free_untouched(memory, bytes, alignment); }
   };
+
+  AlignedBuffer(Index bytes, Bytes)
+      : data_(static_cast<T*>(detail::allocate_untouched(static_cast<std::size_t>(bytes), alignment)),
+              Free{static_cast<std::size_t>(bytes)}) {}
+
   std::unique_ptr<T, Free> data_;
 };
 

@@ -90,7 +90,7 @@ template <class Model>
 Index max_positions(const Model& model) {
   const auto& config = detail::config_of(model);
   if constexpr (requires { config.max_position_embeddings; }) {
-    return static_cast<Index>(config.max_position_embeddings);
+    return detail::as_size(config.max_position_embeddings).value_or(std::numeric_limits<Index>::max());
   } else {
     return std::numeric_limits<Index>::max();
   }
@@ -98,7 +98,8 @@ Index max_positions(const Model& model) {
 
 /// The sizes of a cache for this model, read from its configuration's Hugging Face names: `num_hidden_layers`,
 /// `num_key_value_heads` (or `num_attention_heads` where all heads have keys of their own), `head_dim` or
-/// `hidden_size / num_attention_heads`, `max_position_embeddings`. Members may be std::optional.
+/// `hidden_size / num_attention_heads`, `max_position_embeddings`. Members may be std::optional; a size that is missing is 0,
+/// which a cache refuses.
 /// Throws: std::invalid_argument if hidden_size does not divide by the heads.
 template <class Model>
 CacheDims cache_dims(const Model& model, Index batch = 1) {
@@ -109,7 +110,7 @@ CacheDims cache_dims(const Model& model, Index batch = 1) {
       requires { config.num_attention_heads; } || requires { config.num_key_value_heads; },
       "tinyllm: the model's config needs num_key_value_heads or num_attention_heads");
   static_assert(
-      requires { config.head_dim; } || requires { config.hidden_size / config.num_attention_heads; },
+      requires { config.head_dim; } || requires { config.hidden_size, config.num_attention_heads; },
       "tinyllm: the model's config needs head_dim, or hidden_size and num_attention_heads");
   static_assert(
       requires { config.max_position_embeddings; }, "tinyllm: the model's config needs max_position_embeddings");
@@ -119,11 +120,11 @@ CacheDims cache_dims(const Model& model, Index batch = 1) {
   if constexpr (requires { config.num_key_value_heads; }) kv_heads = detail::as_size(config.num_key_value_heads);
   if constexpr (requires { config.head_dim; }) d_head = detail::as_size(config.head_dim);
   if constexpr (requires { config.num_attention_heads; }) {
-    const auto heads = static_cast<Index>(config.num_attention_heads);
+    const Index heads = detail::as_size(config.num_attention_heads).value_or(0);
     if (!kv_heads) kv_heads = heads;
     if constexpr (requires { config.hidden_size; }) {
       if (!d_head) {
-        const auto hidden = static_cast<Index>(config.hidden_size);
+        const Index hidden = detail::as_size(config.hidden_size).value_or(0);
         if (heads < 1 || hidden % heads != 0) {
           throw std::invalid_argument(
               detail::message("cache_dims: hidden_size ", hidden, " does not divide by num_attention_heads ", heads));
@@ -132,10 +133,10 @@ CacheDims cache_dims(const Model& model, Index batch = 1) {
       }
     }
   }
-  return {.n_layers = static_cast<Index>(config.num_hidden_layers),
+  return {.n_layers = detail::as_size(config.num_hidden_layers).value_or(0),
           .n_kv_heads = kv_heads.value_or(0),
           .d_head = d_head.value_or(0),
-          .max_len = static_cast<Index>(config.max_position_embeddings),
+          .max_len = detail::as_size(config.max_position_embeddings).value_or(0),
           .batch = batch};
 }
 

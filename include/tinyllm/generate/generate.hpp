@@ -5,7 +5,8 @@
 //     Generation out = generate(model, tokenizer, "Once upon a time", {.max_tokens = 64, .stop = {"\n\n"}}, cache,
 //                               [](std::string_view piece) { send(piece); });
 //
-// The prompt goes through the model once, then each new token. What the callback received is never taken back.
+// The prompt goes through the model once, then each new token. What the callback received is never taken back. A cache that
+// holds something is taken to hold the beginning of the prompt: call `cache.clear()` before an unrelated one.
 #pragma once
 
 #include <tinyllm/cache/cache_concepts.hpp>
@@ -22,6 +23,7 @@
 #include <concepts>
 #include <ranges>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,6 +44,9 @@ inline CacheMode parse_cache_mode(std::string_view name) {
 
 namespace detail {
 
+template <class T>
+concept CacheObject = !std::convertible_to<T&, std::string_view> && !std::same_as<std::remove_cv_t<T>, CacheMode>;
+
 struct IgnoreText {
   void operator()(std::string_view) const {}
 };
@@ -51,21 +56,23 @@ struct IgnoreText {
 /// Generates behind a prompt of ids, over the caller's cache.
 ///
 /// A cache that is not empty holds the beginning of the prompt; see GenerationRun.
-/// `on_text` receives each piece of text that became final; it may return false to cancel.
+/// `on_text` receives each piece of text that became final; it may return false to cancel, and is not called again then.
 /// `eos_ids` end the answer and are in neither ids nor text; without them the tokenizer's own `eos_ids()` do, if it has any.
 /// Throws: std::invalid_argument if the prompt is empty or leaves no room for a token, or a parameter makes no sense, with
 ///   nothing changed; whatever model and callback throw, with the cache whole.
-template <class Model, Tokenizer Tok, SequenceCache Cache, class OnText = detail::IgnoreText>
+template <class Model, Tokenizer Tok, detail::CacheObject Cache, class OnText = detail::IgnoreText>
 Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params, Cache& cache,
                     OnText on_text = {}, const EosIds& eos_ids = {}) {
   check_causal_lm<Model, Cache>();
   static_assert(std::invocable<OnText&, std::string_view>, "tinyllm: on_text must take a std::string_view");
   GenerationRun<Model, Tok, Cache> run(model, tokenizer, std::move(prompt), params, cache, eos_ids);
+  bool listening = true;
   while (!run.done()) {
     const std::string_view piece = run.step();
-    if (piece.empty()) continue;
+    if (piece.empty() || !listening) continue;
     if constexpr (std::same_as<std::invoke_result_t<OnText&, std::string_view>, bool>) {
-      if (!on_text(piece)) run.cancel();
+      listening = on_text(piece);
+      if (!listening) run.cancel();
     } else {
       on_text(piece);
     }
@@ -93,9 +100,9 @@ Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> pro
 }
 
 /// As above, behind a prompt of text: `cache` is a cache object, a CacheMode or a mode's name.
-template <class Model, Tokenizer Tok, class CacheOrMode, class OnText = detail::IgnoreText>
+template <class Model, Tokenizer Tok, class CacheOrMode = CacheMode, class OnText = detail::IgnoreText>
 Generation generate(Model& model, const Tok& tokenizer, std::string_view prompt, const SamplingParams& params,
-                    CacheOrMode&& cache, OnText on_text = {}, const EosIds& eos_ids = {}) {
+                    CacheOrMode&& cache = CacheMode::contiguous, OnText on_text = {}, const EosIds& eos_ids = {}) {
   auto&& ids = tokenizer.encode(prompt);
   return generate(model, tokenizer, std::vector<TokenId>(std::ranges::begin(ids), std::ranges::end(ids)), params, cache,
                   std::move(on_text), eos_ids);

@@ -66,6 +66,7 @@ struct GenerationStats {
   std::size_t cache_bytes = 0;
 };
 
+/// An answer and all that is known of it.
 struct Generation {
   std::string text;
   std::vector<TokenId> ids;

@@ -56,11 +56,12 @@ class EosIds {
   std::optional<std::vector<TokenId>> ids_;
 };
 
-template <class Model, Tokenizer Tok, SequenceCache Cache>
+template <class Model, Tokenizer Tok, class Cache>
 class GenerationRun {
  public:
   /// A cache that is not empty holds the beginning of this prompt, as after an earlier turn of a conversation (and as
   /// `past_key_values` in Hugging Face): only the rest goes through the model, at least the prompt's last token.
+  /// An unrelated prompt needs an empty cache: call `cache.clear()` first.
   /// Throws: std::invalid_argument if the prompt is empty or leaves no room for a token, or a parameter makes no sense;
   ///   nothing changes then.
   GenerationRun(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params, Cache& cache,
@@ -80,6 +81,8 @@ class GenerationRun {
         context_(std::min<Index>(max_positions(model), cache.capacity())),
         tokens_(std::move(prompt)) {
     check_causal_lm<Model, Cache>();
+    result_.finish_reason = FinishReason::cancelled;  // what it is if the run is left before its end
+    result_.stop_kind = StopKind::cancelled;
     prompt_size_ = tokens_.size();
     check_prompt();
     stream_.prime(tokens_);
@@ -92,6 +95,9 @@ class GenerationRun {
     reserve();
     if (max_tokens_ == 0) end(StopKind::max_tokens);
   }
+  GenerationRun(Model&, const Tok&&, std::vector<TokenId>, const SamplingParams&, Cache&, const EosIds& = {}) = delete;
+  GenerationRun(const GenerationRun&) = delete;  // two runs cannot share a cache
+  GenerationRun& operator=(const GenerationRun&) = delete;
 
   /// True once the answer is complete.
   bool done() const { return done_; }
@@ -121,7 +127,7 @@ class GenerationRun {
   /// The prompt's ids and those generated so far.
   std::span<const TokenId> tokens() const { return tokens_; }
 
-  /// What the request came to.
+  /// What the request came to, `cancelled` if it is not done.
   Generation result() && {
     const auto split = tokens_.begin() + static_cast<std::ptrdiff_t>(prompt_size_);
     result_.prompt_ids.assign(tokens_.begin(), split);
@@ -160,6 +166,10 @@ class GenerationRun {
 
   Sampled forward_and_sample() {
     const Index held = cache_.seq_len();
+    if (held >= n_tokens()) {
+      throw std::logic_error(detail::message("generate: the cache holds ", held, " positions of ", n_tokens(),
+                                             " known tokens: somebody else has used it"));
+    }
     const std::span<const TokenId> fresh = std::span(tokens_).subspan(static_cast<std::size_t>(held));
     ++result_.stats.forward_calls;
     result_.stats.forward_rows += static_cast<Index>(fresh.size());
@@ -179,6 +189,7 @@ class GenerationRun {
       if constexpr (L::IsVectorAtCompileTime) {
         return sample_row(Eigen::Ref<const Eigen::RowVectorXf>(logits.derived().reshaped().transpose()));
       } else {
+        if (logits.rows() < 1) throw std::invalid_argument("generate: the model gave no logits");
         return sample_row(Eigen::Ref<const Eigen::RowVectorXf>(logits.row(logits.rows() - 1)));
       }
     } else {
@@ -199,10 +210,10 @@ class GenerationRun {
   // Text → stop string → max_tokens → context; an end token comes before them all and adds no text.
   void take(const Sampled& next) {
     if (std::find(eos_ids_.begin(), eos_ids_.end(), next.id) != eos_ids_.end()) return end(StopKind::eos);
+    result_.text += stream_.push(next.id);  // first: if the tokenizer throws, the id was never generated
     tokens_.push_back(next.id);
     result_.logprobs.push_back(next.logprob);
     result_.entropies.push_back(next.entropy);
-    result_.text += stream_.push(next.id);
     if (stream_.stopped()) {
       end(StopKind::stop_string);
     } else if (max_tokens_ && static_cast<Index>(generated().size()) >= *max_tokens_) {

@@ -10,7 +10,6 @@
 // Nothing is computed before it is asked for, and nothing after a loop is left. Model, tokenizer and cache must outlive it.
 #pragma once
 
-#include <tinyllm/cache/cache_concepts.hpp>
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/generate/causal_lm.hpp>
@@ -29,7 +28,7 @@
 namespace tinyllm {
 
 /// An input range of pieces, none of them empty; it can be gone through once.
-template <class Model, Tokenizer Tok, SequenceCache Cache>
+template <class Model, Tokenizer Tok, class Cache>
 class GenerationStream {
  public:
   class iterator {
@@ -56,6 +55,8 @@ class GenerationStream {
   GenerationStream(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params, Cache& cache,
                    const EosIds& eos_ids)
       : run_(model, tokenizer, std::move(prompt), params, cache, eos_ids) {}
+  GenerationStream(const GenerationStream&) = delete;
+  GenerationStream& operator=(const GenerationStream&) = delete;
 
   /// Generates up to the first piece.
   iterator begin() { return iterator(*this); }
@@ -79,18 +80,22 @@ class GenerationStream {
 };
 
 /// The answer behind a prompt of ids.
-template <class Model, Tokenizer Tok, SequenceCache Cache>
+template <class Model, Tokenizer Tok, class Cache>
 GenerationStream<Model, Tok, Cache> stream(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt,
                                            const SamplingParams& params, Cache& cache, const EosIds& eos_ids = {}) {
   return {model, tokenizer, std::move(prompt), params, cache, eos_ids};
 }
 
 /// The answer behind a prompt of text.
-template <class Model, Tokenizer Tok, SequenceCache Cache>
+template <class Model, Tokenizer Tok, class Cache>
 GenerationStream<Model, Tok, Cache> stream(Model& model, const Tok& tokenizer, std::string_view prompt,
                                            const SamplingParams& params, Cache& cache, const EosIds& eos_ids = {}) {
   auto&& ids = tokenizer.encode(prompt);
   return {model, tokenizer, std::vector<TokenId>(std::ranges::begin(ids), std::ranges::end(ids)), params, cache, eos_ids};
 }
+
+/// A temporary tokenizer would not outlive the range.
+template <class Model, Tokenizer Tok, class Prompt, class Cache>
+void stream(Model&, const Tok&&, Prompt&&, const SamplingParams&, Cache&, const EosIds& = {}) = delete;
 
 }  // namespace tinyllm

@@ -40,7 +40,9 @@ struct Candidate {
 /// Units: nats
 inline double entropy_of(std::span<const Candidate> candidates) {
   double entropy = 0;
-  for (const Candidate& c : candidates) entropy -= c.probability * std::log(c.probability);
+  for (const Candidate& c : candidates) {
+    if (c.probability > 0) entropy -= c.probability * std::log(c.probability);
+  }
   return entropy;
 }
 

@@ -28,12 +28,13 @@ class ByteDecoder {
       : tokenizer_(&tokenizer), replacement_(replacement) {
     reset();
   }
+  explicit ByteDecoder(const Tokenizer&&, Replacement = Replacement::wait) = delete;  // it would not outlive us
 
   /// The text that became final. Ids outside the vocabulary give none and are counted.
   /// Invalidates: the piece ends with the next call
   std::string_view push(TokenId id) {
     text_.clear();
-    last_ = {settled_, settled_, settled_, false};
+    last_ = {settled_, settled_, settled_, false, false};
     if (id < 0 || id >= static_cast<Index>(tokenizer_->vocab_size())) {
       ++unknown_ids_;
       return text_;
@@ -49,7 +50,8 @@ class ByteDecoder {
   /// Where the text of the last id that was pushed stands in the text of all ids.
   const TokenSpan& last_span() const { return last_; }
 
-  /// What is left at the end, an incomplete character as one U+FFFD; the decoder is as new afterwards.
+  /// What is left at the end, an incomplete character as one U+FFFD; the decoder is as new afterwards, but for the
+  /// count of unknown ids.
   /// Invalidates: the text ends with the next call
   std::string_view flush() {
     text_.clear();
@@ -120,6 +122,7 @@ class ByteDecoder {
   // The character that was left incomplete is completed by the first bytes, or broken off by them.
   void finish_character(std::string_view& bytes) {
     const std::size_t all = bytes.size();
+    last_.decides = stream_.pending() != 0;
     while (stream_.pending() != 0 && !bytes.empty()) {
       if (stream_.continues(bytes.front())) {
         stream_.push(bytes.substr(0, 1), text_);
@@ -136,6 +139,7 @@ class ByteDecoder {
       }
     }
     last_.resolved = settled_ + text_.size();
+    last_.decides = last_.decides && stream_.pending() == 0;
     prompt_pending_ = prompt_pending_ && stream_.pending() != 0;
   }
 

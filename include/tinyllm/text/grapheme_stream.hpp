@@ -70,9 +70,9 @@ class GraphemeStream {
   std::size_t last_cluster(std::string_view text) {
     UErrorCode status = U_ZERO_ERROR;
     if (breaks_ == nullptr) breaks_.reset(ubrk_open(UBRK_CHARACTER, "", nullptr, 0, &status));
-    const std::unique_ptr<UText, CloseText> utext(
-        utext_openUTF8(nullptr, text.data(), static_cast<std::int64_t>(text.size()), &status));
-    ubrk_setUText(breaks_.get(), utext.get(), &status);
+    UText* opened = utext_openUTF8(utext_.get(), text.data(), static_cast<std::int64_t>(text.size()), &status);
+    if (utext_ == nullptr) utext_.reset(opened);
+    ubrk_setUText(breaks_.get(), utext_.get(), &status);
     if (U_FAILURE(status)) throw std::runtime_error(detail::message("ICU: ", u_errorName(status)));
     ubrk_last(breaks_.get());
     const std::int32_t begin = ubrk_previous(breaks_.get());
@@ -80,7 +80,8 @@ class GraphemeStream {
     return text.size() - boundary > most_held ? text.size() : boundary;
   }
 
-  std::unique_ptr<UBreakIterator, CloseBreaks> breaks_;  // opened when it is first needed
+  std::unique_ptr<UText, CloseText> utext_;  // both opened when they are first needed
+  std::unique_ptr<UBreakIterator, CloseBreaks> breaks_;
   std::string held_;
 };
 

@@ -47,7 +47,7 @@ class IncrementalDecoder {
   /// Invalidates: the piece ends with the next call
   [[nodiscard]] std::string_view push(TokenId id) { return decoder_.push(id); }
 
-  /// What is left at the end; the decoder is as new afterwards.
+  /// What is left at the end; the decoder is as new afterwards, but for the count of unknown ids.
   /// Invalidates: the text ends with the next call
   [[nodiscard]] std::string_view flush() { return decoder_.flush(); }
 

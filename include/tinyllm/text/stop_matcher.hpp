@@ -55,8 +55,7 @@ class StopMatcher {
       node = automaton.next(node, text[i]);
       if (const std::uint32_t stop = automaton.longest_stop(node); stop != no_stop) {
         release(text.substr(0, i + 1), automaton.stop(stop).size(), released);
-        node_ = root;
-        held_.clear();
+        drop_held();
         matched_ = stop;
         return true;
       }
@@ -68,14 +67,13 @@ class StopMatcher {
 
   /// Appends what is held, which no stop will complete any more, and starts afresh.
   void flush(std::string& released) {
-    released += held_;
+    released += held();
     reset();
   }
 
   /// Forgets what is held and what matched.
   void reset() {
-    held_.clear();
-    node_ = root;
+    drop_held();
     matched_.reset();
   }
 
@@ -86,7 +84,7 @@ class StopMatcher {
   }
 
   /// Text that waits to become a stop string or not.
-  std::string_view held() const { return held_; }
+  std::string_view held() const { return std::string_view(buffer_).substr(begin_); }
 
  private:
   static constexpr std::uint32_t root = 0;
@@ -186,22 +184,34 @@ class StopMatcher {
     std::vector<std::uint32_t> goto_;
   };
 
-  // Releases held_ + text but for the last `keep` bytes, which become held_.
+  // Releases what is held and the text behind it but for the last `keep` bytes, which are held from now on.
   void release(std::string_view text, std::size_t keep, std::string& released) {
     if (keep <= text.size()) {
-      released += held_;
+      released += held();
       released += text.substr(0, text.size() - keep);
-      held_.assign(text.substr(text.size() - keep));
+      buffer_.assign(text.substr(text.size() - keep));
+      begin_ = 0;
     } else {
-      const std::size_t out = held_.size() + text.size() - keep;
-      released.append(held_, 0, out);
-      held_.erase(0, out);
-      held_ += text;
+      const std::size_t out = held().size() + text.size() - keep;
+      released += held().substr(0, out);
+      begin_ += out;
+      if (begin_ > buffer_.size() / 2) {  // now and then, so that a byte is moved a constant number of times
+        buffer_.erase(0, begin_);
+        begin_ = 0;
+      }
+      buffer_ += text;
     }
   }
 
+  void drop_held() {
+    buffer_.clear();
+    begin_ = 0;
+    node_ = root;
+  }
+
   std::shared_ptr<const Automaton> automaton_;
-  std::string held_;
+  std::string buffer_;     // ends in what is held
+  std::size_t begin_ = 0;  // where that begins
   std::uint32_t node_ = root;
   std::optional<std::uint32_t> matched_;
 };

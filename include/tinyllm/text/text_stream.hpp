@@ -32,6 +32,7 @@ enum class Clusters {
   whole,  ///< whole graphemes: the last one waits until something follows it
 };
 
+/// What a stream does between decoder and client.
 struct TextStreamOptions {
   std::vector<std::string> stop = {};  ///< text ends before the first of these
   bool include_stop = false;           ///< text ends behind it instead
@@ -58,19 +59,20 @@ class TextStream {
         unmatched_ids_(options.min_tokens) {
     find_hidden_stops(tokenizer, options.stop);
   }
+  explicit TextStream(const Tokenizer&&, TextStreamOptions = {}) = delete;  // it would not outlive us
 
   /// Goes on behind a prompt, none of whose text is given out.
   void prime(std::span<const TokenId> prompt) { decoder_.prime(prompt); }
 
   /// The text that became final with this id.
-  /// Pre: not stopped()
+  /// Pre: not stopped(), and finish() was not called
   /// Invalidates: the text ends with the next call
   [[nodiscard]] std::string_view push(TokenId id) { return push(std::span(&id, 1)).text; }
 
   /// The text that became final with these ids, as after a speculative step: the first stop ends them.
-  /// Pre: not stopped()
+  /// Pre: not stopped(), and finish() was not called
   [[nodiscard]] Pushed push(std::span<const TokenId> ids) {
-    TINYLLM_ASSERT(!stopped());
+    TINYLLM_ASSERT(!over_);
     final_.clear();
     std::size_t used = 0;
     while (used < ids.size() && !stopped()) take(ids[used++]);

@@ -20,7 +20,8 @@ namespace tinyllm {
 struct TokenSpan {
   std::size_t begin = 0;     ///< where its first character begins, one that earlier tokens began included
   std::size_t end = 0;       ///< behind the last character that is complete
-  std::size_t resolved = 0;  ///< behind the character that earlier tokens had left incomplete, once this one decided it
+  std::size_t resolved = 0;  ///< behind the character that earlier tokens had left incomplete, if this one decided it
+  bool decides = false;      ///< that character is complete or broken off now
   bool open = false;         ///< its last bytes are an incomplete character, which begins at `end`
 };
 
@@ -31,12 +32,12 @@ struct TextRange {
   friend bool operator==(const TextRange&, const TextRange&) = default;
 };
 
+/// The ranges of the tokens of one text.
 class TextRanges {
  public:
   /// The next token's span.
   void add(const TokenSpan& span) {
-    if (span.resolved > open_at_) close_open(span.resolved);
-    if (span.open && n_open_ == 0) open_at_ = span.end;
+    if (span.decides) close_open(span.resolved);
     ranges_.push_back({span.begin, span.end});
     if (span.open) {
       // Those between the open ones had no text: they stay as they are.
@@ -77,7 +78,6 @@ class TextRanges {
   std::vector<TextRange> ranges_;
   std::size_t open_begin_ = 0;  // first token with an open end
   std::size_t n_open_ = 0;
-  std::size_t open_at_ = 0;  // where the incomplete character begins
 };
 
 }  // namespace tinyllm

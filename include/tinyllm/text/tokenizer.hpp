@@ -5,8 +5,10 @@
 //     static_assert(tinyllm::IdsTokenizer<MyWrapper>);     // decode(ids)
 //     static_assert(tinyllm::Tokenizer<MyBpe>);            // ... and encode(text), which generate needs
 //
-// A byte tokenizer whose text drops one leading space a sequence, as SentencePiece's do, says so by
-// `bool strips_leading_space() const`.
+// What a tokenizer may offer besides, and is used if it is there:
+//   bool strips_leading_space() const                            its text drops one leading space a sequence (byte tokenizers)
+//   std::optional<TokenId> token_to_id(std::string_view) const   stop strings that are the text of a special token work
+//   eos_ids() const, a range of ids                              what ends an answer unless the caller says otherwise
 #pragma once
 
 #include <tinyllm/core/types.hpp>

@@ -12,6 +12,7 @@
 
 #include <concepts>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,27 +20,35 @@
 
 namespace tinyllm {
 
+/// What a SentencePieceAdapter is told besides its pieces.
+struct SentencePieceOptions {
+  std::function<bool(TokenId)> hidden = {};                           ///< which ids are not shown, such as <s>; none: all are
+  std::function<std::vector<TokenId>(std::string_view)> encode = {};  ///< text to ids, for those who generate
+  bool strips_leading_space = true;                                   ///< false for a model without add_dummy_prefix
+};
+
 /// Bytes of a SentencePiece vocabulary: U+2581 is a space, <0xE4> the byte E4, and the text's one leading space is none of it.
-/// Source: Kudo and Richardson, "SentencePiece", 2018; its byte_fallback option.
+/// Source: Kudo and Richardson, "SentencePiece", 2018; its byte_fallback and add_dummy_prefix options.
 class SentencePieceAdapter {
  public:
-  /// `piece(id)` gives the piece of each id in [0, vocab_size) as a string; `hidden(id)` says which are not shown (control
-  /// tokens such as <s>).
-  template <std::invocable<TokenId> Piece, std::predicate<TokenId> Hidden>
-  SentencePieceAdapter(Index vocab_size, const Piece& piece, const Hidden& hidden) {
+  /// `piece(id)` gives the piece of each id in [0, vocab_size) as a string.
+  template <std::invocable<TokenId> Piece>
+  SentencePieceAdapter(Index vocab_size, const Piece& piece, SentencePieceOptions options = {}) : options_(std::move(options)) {
     bytes_.reserve(static_cast<std::size_t>(vocab_size));
     for (TokenId id = 0; id < static_cast<TokenId>(vocab_size); ++id) {
-      bytes_.push_back(hidden(id) ? std::string() : bytes_of(piece(id)));
+      bytes_.push_back(options_.hidden && options_.hidden(id) ? std::string() : bytes_of(piece(id)));
     }
   }
-  template <std::invocable<TokenId> Piece>
-  SentencePieceAdapter(Index vocab_size, const Piece& piece)
-      : SentencePieceAdapter(vocab_size, piece, [](TokenId) { return false; }) {}
 
   Index vocab_size() const { return static_cast<Index>(bytes_.size()); }
   /// Pre: 0 <= id < vocab_size()
   std::string_view token_bytes(TokenId id) const { return bytes_[static_cast<std::size_t>(id)]; }
-  bool strips_leading_space() const { return true; }
+  bool strips_leading_space() const { return options_.strips_leading_space; }
+  /// Throws: std::logic_error if the adapter was made without `encode`.
+  std::vector<TokenId> encode(std::string_view text) const {
+    if (!options_.encode) throw std::logic_error("SentencePieceAdapter: made without encode");
+    return options_.encode(text);
+  }
 
  private:
   static std::string bytes_of(std::string_view piece) {
@@ -68,6 +77,7 @@ class SentencePieceAdapter {
     return -1;
   }
 
+  SentencePieceOptions options_;
   std::vector<std::string> bytes_;
 };
 

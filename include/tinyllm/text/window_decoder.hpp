@@ -29,22 +29,20 @@ class WindowDecoder {
  public:
   explicit WindowDecoder(const Tokenizer& tokenizer, Replacement replacement = Replacement::wait)
       : tokenizer_(&tokenizer), replacement_(replacement) {}
+  explicit WindowDecoder(const Tokenizer&&, Replacement = Replacement::wait) = delete;  // it would not outlive us
 
   /// The text that became final. Ids outside the vocabulary (negative, at or past `vocab_size()` if there is one, or
   /// refused by `decode` with a std::logic_error) give none and are counted.
   /// Invalidates: the piece ends with the next call
   std::string_view push(TokenId id) {
     piece_.clear();
-    const std::size_t before = text_.size();
-    const bool had_tail = text_.ends_with(replacement_character);
-    last_ = {settled_, settled_, settled_, false};
-    if (!add(id)) return piece_;
-    if (prompt_replacements_ != 0 && !text_.starts_with(prompt_text_)) {
-      // The prompt's last character was incomplete, and now it is completed: it is ours to show.
-      shown_ -= prompt_replacements_ * replacement_character.size();
-      prompt_replacements_ = 0;
+    last_ = {settled_, settled_, settled_, false, false};
+    const std::string before = text_;
+    if (!add(id)) {
+      ++unknown_ids_;
+      return piece_;
     }
-    settle(before, had_tail);
+    settle(before);
     release(final_size());
     if (window_.size() >= window_limit) shrink();
     return piece_;
@@ -54,7 +52,7 @@ class WindowDecoder {
   /// that is incomplete: what it stands for cannot be seen in the text.
   const TokenSpan& last_span() const { return last_; }
 
-  /// What is left at the end; the decoder is as new afterwards.
+  /// What is left at the end; the decoder is as new afterwards, but for the count of unknown ids.
   /// Invalidates: the text ends with the next call
   std::string_view flush() {
     piece_.clear();
@@ -71,13 +69,9 @@ class WindowDecoder {
   /// Cost: looks at the last few ids, however long the prompt is
   void prime(std::span<const TokenId> prompt) {
     reset_state();
-    for (const TokenId id : prompt.last(std::min(prompt.size(), window_limit - 1))) {
-      if (known(id)) window_.push_back(id);
-    }
-    text_ = tokenizer_->decode(window_);
+    for (const TokenId id : prompt.last(std::min(prompt.size(), window_limit - 1))) add(id);
     shown_ = text_.size();
-    prompt_replacements_ = trailing_replacements(text_);
-    prompt_text_ = text_;
+    prompt_open_ = text_.ends_with(replacement_character);
   }
 
   /// As new; the count of unknown ids begins again.
@@ -99,12 +93,11 @@ class WindowDecoder {
   void reset_state() {
     window_.clear();
     text_.clear();
-    prompt_text_.clear();
     shown_ = 0;
     held_ = 0;
     settled_ = 0;
     last_ = {};
-    prompt_replacements_ = 0;
+    prompt_open_ = false;
   }
 
   bool known(TokenId id) const {
@@ -116,17 +109,27 @@ class WindowDecoder {
 
   // Decodes the window with one more id; false, and nothing changed, if there is no such id.
   bool add(TokenId id) {
-    if (known(id)) {
-      window_.push_back(id);
-      try {
-        text_ = tokenizer_->decode(window_);
-        return true;
-      } catch (const std::logic_error&) {
-        window_.pop_back();
-      }
+    if (!known(id)) return false;
+    window_.push_back(id);
+    try {
+      text_ = decode(window_);
+      return true;
+    } catch (const std::logic_error&) {
+      window_.pop_back();
+      return false;
+    } catch (...) {
+      window_.pop_back();
+      throw;
     }
-    ++unknown_ids_;
-    return false;
+  }
+
+  // The text of ids, well-formed also if the tokenizer gives out the bytes as they are.
+  std::string decode(const std::vector<TokenId>& ids) const {
+    std::string text;
+    Utf8Stream utf8;
+    utf8.push(std::string(tokenizer_->decode(ids)), text);
+    utf8.finish(text);
+    return text;
   }
 
   // Bytes of text_ that no later id changes. Under `eager` one U+FFFD waits all the same: whether it stands for an
@@ -137,25 +140,33 @@ class WindowDecoder {
     return text_.size() - waiting * replacement_character.size();
   }
 
-  // What the last id did to the text, whose size was `before`, and which ended in a U+FFFD if `had_tail`.
-  void settle(std::size_t before, bool had_tail) {
+  // What the last id did to the text, which was `before`.
+  void settle(std::string_view before) {
     constexpr std::size_t tail = replacement_character.size();
-    const bool was_open = had_tail && prompt_replacements_ == 0;  // otherwise it is the prompt's text for good
+    const bool had_tail = before.ends_with(replacement_character);
+    const bool changed = text_ != before;
+    const bool broken = text_.starts_with(before);  // a U+FFFD that stays one was no beginning of a character
+    bool was_open = had_tail;
+    if (prompt_open_ && changed) {
+      // The prompt's last character is decided: completed, it is ours to show; broken off, its U+FFFD is the prompt's.
+      was_open = !broken;
+      if (!broken) shown_ -= tail;
+      prompt_open_ = false;
+    }
     const bool is_open = text_.ends_with(replacement_character);
-    const std::size_t start = before - (was_open ? tail : 0);
+    const std::size_t start = before.size() - (was_open ? tail : 0);  // of the character that was open
     const std::size_t stable = text_.size() - (is_open ? tail : 0);
-    if (stable > start) {
+    last_.decides = had_tail && changed;
+    last_.resolved = settled_;
+    if (changed && stable > start) {
       std::size_t first = 1;  // size of the character that stands where the open one did
       while (start + first < stable && is_continuation(text_[start + first])) ++first;
-      if (was_open) {
-        last_.resolved = settled_ + first;
-        // A U+FFFD that stayed one was broken off: it belongs to the ids before.
-        if (std::string_view(text_).substr(start).starts_with(replacement_character)) last_.begin = last_.resolved;
-      }
+      if (was_open) last_.resolved = settled_ + first;
+      if (broken) last_.begin = last_.resolved;  // what was broken off belongs to the ids before
       settled_ += stable - start;
     }
     last_.end = settled_;
-    last_.open = is_open && (had_tail || text_.size() != before);
+    last_.open = is_open && (had_tail || changed);
   }
 
   // Gives out text_[shown_, end), and before it the U+FFFDs that waited outside the window.
@@ -193,7 +204,7 @@ class WindowDecoder {
       std::string tail = decode_from(drop);
       if (tail.empty() || !text_.ends_with(tail)) continue;
       const std::vector<TokenId> front(window_.begin(), window_.begin() + static_cast<std::ptrdiff_t>(drop));
-      if (std::string(tokenizer_->decode(front)) + tail == text_) return keep_last(drop, std::move(tail));
+      if (decode(front) + tail == text_) return keep_last(drop, std::move(tail));
     }
   }
 
@@ -201,9 +212,9 @@ class WindowDecoder {
   void drop_empty_ids() {
     std::vector<TokenId> kept;
     for (const TokenId id : window_) {
-      if (!std::string(tokenizer_->decode(std::vector<TokenId>{id})).empty()) kept.push_back(id);
+      if (!decode({id}).empty()) kept.push_back(id);
     }
-    if (kept.size() < window_.size() && std::string(tokenizer_->decode(kept)) == text_) window_ = std::move(kept);
+    if (kept.size() < window_.size() && decode(kept) == text_) window_ = std::move(kept);
   }
 
   // Drops the first ids of the window, whose text becomes `tail`; U+FFFDs that are not shown yet wait as a number.
@@ -219,11 +230,10 @@ class WindowDecoder {
     }
     text_ = std::move(tail);
     shown_ = std::min(shown_, text_.size());
-    prompt_replacements_ = 0;
   }
 
   std::string decode_from(std::size_t drop) const {
-    return tokenizer_->decode(std::vector<TokenId>(window_.begin() + static_cast<std::ptrdiff_t>(drop), window_.end()));
+    return decode(std::vector<TokenId>(window_.begin() + static_cast<std::ptrdiff_t>(drop), window_.end()));
   }
 
   static bool is_continuation(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
@@ -235,14 +245,13 @@ class WindowDecoder {
   const Tokenizer* tokenizer_;
   Replacement replacement_;
   std::vector<TokenId> window_;
-  std::string text_;                     // decode(window_)
-  std::size_t shown_ = 0;                // bytes of text_ that were given out or belong to the prompt
-  std::size_t held_ = 0;                 // U+FFFDs before text_ that wait for a character after them
-  std::size_t settled_ = 0;              // bytes of the text of all ids but for a U+FFFD at its end
-  TokenSpan last_;                       // of the last id that was pushed
-  std::string piece_;                    // the last piece
-  std::string prompt_text_;              // what the primed window decoded to
-  std::size_t prompt_replacements_ = 0;  // U+FFFDs at its end, while they may still turn out incomplete
+  std::string text_;          // decode(window_)
+  std::size_t shown_ = 0;     // bytes of text_ that were given out or belong to the prompt
+  std::size_t held_ = 0;      // U+FFFDs before text_ that wait for a character after them
+  std::size_t settled_ = 0;   // bytes of the text of all ids but for a U+FFFD at its end
+  TokenSpan last_;            // of the last id that was pushed
+  std::string piece_;         // the last piece
+  bool prompt_open_ = false;  // the U+FFFD at the end of text_ is the prompt's, and may still be completed
   std::size_t unknown_ids_ = 0;
 };
 
