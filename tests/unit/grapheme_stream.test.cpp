@@ -126,3 +126,13 @@ TEST_CASE("graphemes: the longest cluster that waits has exactly as many bytes a
   CHECK(out.size() == 130);
   CHECK(stream.held().empty());
 }
+
+TEST_CASE("text stream: the last whole grapheme comes at the end, without any stop") {
+  const BytesTokenizer bytes({"a", "e", "\u0301"});
+  TextStream stream(bytes, {.clusters = Clusters::whole});
+  CHECK(stream.push(0) == "");
+  CHECK(stream.push(1) == "a");
+  CHECK(stream.push(2) == "");
+  CHECK(stream.finish() == "e\u0301");
+  CHECK(stream.ranges() == std::vector<TextRange>{{0, 1}, {1, 2}, {2, 4}});
+}

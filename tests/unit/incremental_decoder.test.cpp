@@ -360,3 +360,17 @@ TEST_CASE("decoder: before the first id nothing stands anywhere, and a reset for
   check(IncrementalDecoder(bytes));
   check(IncrementalDecoder(text_only));
 }
+
+TEST_CASE("decoder: a character that began in the prompt is the prompt's as long as it is incomplete, and no longer") {
+  const BytesTokenizer bytes = BytesTokenizer::of_all_bytes();
+  const DecodeOnly window(bytes);
+  const auto both = [&](const std::vector<TokenId>& prompt, const std::vector<TokenId>& ids,
+                        const std::vector<std::string>& expected) {
+    CHECK(primed_pieces(bytes, prompt, ids) == expected);
+    CHECK(primed_pieces(window, prompt, ids) == expected);
+  };
+  both({0xC3}, {0xA9, 0xC3, 'x'}, {"é", "", fffd + "x", ""});  // what the answer breaks off is its own
+  both({0xC3}, {0xA9, 0xC3}, {"é", "", fffd});
+  both({'a', 0xF0, 0x9F}, {0x8C, 'x'}, {"", "x", ""});
+  both({'a', 0xF0, 0x9F}, {0x8C}, {"", ""});
+}
