@@ -55,7 +55,6 @@ struct Streamed {
   std::vector<std::string> pieces;
   std::string matched;
   std::vector<TextRange> ranges;
-  friend bool operator==(const Streamed&, const Streamed&) = default;
 };
 
 template <class Tokenizer>
