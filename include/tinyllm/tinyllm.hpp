@@ -2,6 +2,9 @@
 // Everything that tinyllm offers. Include single headers to compile faster.
 #pragma once
 
+#include <tinyllm/attention/attend.hpp>
+#include <tinyllm/attention/merge.hpp>
+#include <tinyllm/attention/reference.hpp>
 #include <tinyllm/cache/cache_concepts.hpp>
 #include <tinyllm/cache/cache_stats.hpp>
 #include <tinyllm/cache/causal_mask.hpp>
@@ -14,6 +17,7 @@
 #include <tinyllm/cache/recompute.hpp>
 #include <tinyllm/cache/store_chunk.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>
+#include <tinyllm/core/cpu_level.hpp>
 #include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/executor.hpp>

@@ -18,9 +18,9 @@ using test_support::DecodeOnly;
 
 // Words as a byte-level vocabulary has them, and ids that never become printable.
 const BytesTokenizer& tokenizer() {
-  static const BytesTokenizer bytes(
-      {" the", " Fox", "ing", ",", " looked", " up", " at", " grapes", ".", "\n", " é", "\xF0\x9F", "\x98\x80", " and", " said", " to",
-       "\x80", "\xFF", "\xE4\xB8", "\xBF"});
+  static const BytesTokenizer bytes({" the",    " Fox", "ing",  ",",    " looked",  " up",      " at",
+                                     " grapes", ".",    "\n",   " é",   "\xF0\x9F", "\x98\x80", " and",
+                                     " said",   " to",  "\x80", "\xFF", "\xE4\xB8", "\xBF"});
   return bytes;
 }
 
@@ -35,8 +35,8 @@ std::vector<TokenId> ids(std::size_t n, bool printable) {
 }
 
 void count(benchmark::State& state, std::size_t tokens) {
-  state.counters["per_token"] = benchmark::Counter(static_cast<double>(tokens), benchmark::Counter::kIsIterationInvariantRate |
-                                                                                    benchmark::Counter::kInvert);
+  state.counters["per_token"] = benchmark::Counter(static_cast<double>(tokens),
+                                                   benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
 }
 
 template <class Tokenizer>

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// AttentionJob: one kv head, a block of (query, head) pairs that share it, and a range of keys: what a kernel is given.
+//
+//     kernels.stream(job);     // leaves the softmax so far of each pair in job.part
+//
+// Internal. Units: positions for keys, elements for strides. Pair i of a head is query i / group, head i % group of the group,
+// so that pairs which see the same keys lie together. Scores are kept in base 2: exp(x) = 2^(x · log2 e).
+#pragma once
+
+#include <tinyllm/core/simd_region.hpp>
+#include <tinyllm/core/types.hpp>
+
+#include <limits>
+
+namespace tinyllm {
+inline namespace TINYLLM_BUILD {
+namespace attention_detail {
+
+/// Pairs of one job at most.
+inline constexpr Index pair_block = 64;
+/// Keys of one span: the softmax of each span begins afresh and spans merge in order, however they are shared out.
+inline constexpr Index key_span = 512;
+/// Keys that a kernel takes at a time at most.
+inline constexpr Index longest_tile = 64;
+
+inline constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+/// Bytes by which streamed rows are fetched ahead. Keys and values come in turns, a page each, so the processor's own
+/// prefetchers would begin anew with every tile.
+inline constexpr Index fetch_ahead = 2048;
+
+/// Floats that a row of d takes in scratch: whole vectors at every level.
+constexpr Index padded(Index d) { return (d + 31) / 32 * 32; }
+
+/// Rows of a tile of about 4 KB, a power of two: K and V of it stay in the first level of cache together with everything else.
+constexpr Index tile_rows(Index row_bytes) {
+  Index rows = longest_tile;
+  while (rows > 8 && rows * row_bytes > 4096) rows /= 2;
+  return rows;
+}
+
+/// Consecutive stored rows of one head; `first` is the position of the first one.
+struct StoredRun {
+  const void* keys;
+  const void* values;
+  Index first;
+  Index rows;
+};
+
+/// The softmax over some keys, unfinished.
+/// Shape: maximum and sum are [pairs], weighted is [pairs, padded(d)]
+struct Partial {
+  float* maximum;   // of the scores, base 2; -inf if there was no key
+  float* sum;       // Σ 2^(score − maximum)
+  float* weighted;  // Σ 2^(score − maximum) · value
+};
+
+/// Floats that a Partial of `pairs` takes.
+constexpr Index partial_size(Index pairs, Index d) { return pairs * padded(d) + 2 * pair_block; }
+/// Lays a Partial out in memory.
+inline Partial partial_at(float* memory) { return {memory, memory + pair_block, memory + 2 * pair_block}; }
+
+/// Floats of scratch that any kernel needs: q, converted keys and values, scores.
+constexpr Index scratch_size(Index d) { return padded(d) * (pair_block + 2 * longest_tile) + longest_tile * (pair_block + 4); }
+
+struct AttentionJob {
+  const StoredRun* runs;
+  Index n_runs;
+  Index d;
+  const float* q;  // query 0, first head of the group; heads follow one another
+  Index q_stride;  // from query to query
+  float scale;     // of the scores, log2 e included
+  Index group;     // query heads that share the kv head
+  Index first_pair;
+  Index n_pairs;       // at most pair_block
+  Index query_offset;  // position of query 0
+  Index window;        // newest keys that a query sees
+  Index rows;          // positions that there are
+  Index first_key;     // a multiple of key_span
+  Index end_key;
+  Partial part;
+  float* scratch;
+
+  /// Keys [first_seen, end_seen) are seen by a pair of this block; both grow with `pair`.
+  Index first_seen(Index pair) const {
+    const Index first = query_offset + (first_pair + pair) / group + 1 - window;
+    return first > 0 ? first : 0;
+  }
+  Index end_seen(Index pair) const {
+    const Index end = query_offset + (first_pair + pair) / group + 1;
+    return end < 0 ? 0 : end < rows ? end : rows;
+  }
+};
+
+/// The kernels of one level for one storage type.
+struct AttentionKernels {
+  void (*stream)(const AttentionJob&);                                            // reads each stored tile once, for few pairs
+  void (*block)(const AttentionJob&);                                             // converts each tile once, for many pairs
+  void (*fold)(const Partial& total, const Partial& part, Index pairs, Index d);  // total = merge(total, part)
+  Index split_width;  // columns of `stream`: 0 in order, else blocks of 2·width, even ones first
+};
+
+}  // namespace attention_detail
+}  // namespace TINYLLM_BUILD
+}  // namespace tinyllm

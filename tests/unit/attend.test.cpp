@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <tinyllm/attention/attend.hpp>
+#include <tinyllm/attention/merge.hpp>
+#include <tinyllm/attention/reference.hpp>
+
+#include "segmented_view.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+using test_support::SegmentedView;
+using tinyllm::AttendOptions;
+using tinyllm::AttendWorkspace;
+using tinyllm::CpuLevel;
+using tinyllm::Exactness;
+using tinyllm::Index;
+using tinyllm::RowMatrix;
+
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+
+std::vector<CpuLevel> levels_here() {
+  std::vector<CpuLevel> levels;
+  for (const CpuLevel level : tinyllm::cpu_levels) {
+    if (tinyllm::runs(level)) levels.push_back(level);
+  }
+  return levels;
+}
+
+RowMatrix random_rows(Index rows, Index cols, std::mt19937& random, float scale = 1) {
+  std::normal_distribution<float> values(0, scale);
+  RowMatrix m(rows, cols);
+  for (Index i = 0; i < m.size(); ++i) m.data()[i] = values(random);
+  return m;
+}
+
+struct Case {
+  Index d;
+  Index group;
+  Index kv_heads;
+  Index batch;
+  Index rows;
+  Index tokens;
+  Index segment_rows;
+  AttendOptions options;
+};
+
+// Everything small and odd, and now and then long enough for several spans.
+Case random_case(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<Index> from) { return from.begin()[random() % from.size()]; };
+  Case c{.d = pick({1, 3, 8, 16, 24, 40, 64, 65, 96, 128, 130}),
+         .group = pick({1, 2, 3, 4, 5, 7, 8, 16, 17}),
+         .kv_heads = pick({1, 2}),
+         .batch = pick({1, 1, 2}),
+         .rows = pick({1, 2, 7, 15, 33, 64, 100, 513, 700, 1300}),
+         .tokens = pick({1, 1, 1, 2, 3, 5, 9, 33, 70}),
+         .segment_rows = pick({1, 5, 16, 64, 5000}),
+         .options = {}};
+  if (c.rows > 500) {
+    c.kv_heads = 1;
+    c.tokens = std::min<Index>(c.tokens, 3);
+  }
+  if (random() % 4 == 0) c.options.window = pick({1, 2, 10, 100, 600});
+  if (random() % 4 == 0) c.options.query_offset = c.rows - c.tokens + pick({-5, -1, 1, 40, -2000, 2000});
+  if (random() % 4 == 0) c.options.scale = 0.3F;
+  if (random() % 3 == 0) c.options.exactness = Exactness::reproducible;
+  return c;
+}
+
+double worst(const RowMatrix& a, const RowMatrix& b) {
+  double error = 0;
+  for (Index i = 0; i < a.size(); ++i) {
+    const double one = std::abs(static_cast<double>(a.data()[i]) - static_cast<double>(b.data()[i]));
+    error = std::isfinite(one) ? std::max(error, one) : 1e30;
+  }
+  return error;
+}
+
+// Rounding in float of sums of d products and of up to 1300 weighted values of size 1: a few 1e-6. The reference reads the
+// same stored numbers, so no type needs more.
+constexpr double tolerance = 2e-5;
+
+template <class Dtype, class E>
+void check_random(unsigned seed, int n_cases, E& executor) {
+  std::mt19937 random(seed);
+  AttendWorkspace workspace;
+  for (int i = 0; i < n_cases; ++i) {
+    Case c = random_case(random);
+    const SegmentedView<Dtype> view({c.batch, c.kv_heads, c.rows, c.d, c.segment_rows}, random);
+    const RowMatrix q = random_rows(c.batch * c.tokens, c.kv_heads * c.group * c.d, random);
+    RowMatrix expected(q.rows(), q.cols());
+    RowMatrix expected_lse(q.rows(), c.kv_heads * c.group);
+    RowMatrix lse(q.rows(), c.kv_heads * c.group);
+    c.options.log_sum_exp = expected_lse.data();
+    tinyllm::reference_attention(view, q, expected, c.options);
+    c.options.log_sum_exp = lse.data();
+    for (const CpuLevel level : levels_here()) {
+      CAPTURE(name(level));
+      CAPTURE(i);
+      CAPTURE(c.d);
+      CAPTURE(c.group);
+      CAPTURE(c.rows);
+      CAPTURE(c.tokens);
+      c.options.level = level;
+      RowMatrix out = RowMatrix::Constant(q.rows(), q.cols(), 77.0F);
+      tinyllm::attend(view, q, out, workspace, c.options, executor);
+      CHECK(worst(out, expected) < tolerance);
+      for (Index k = 0; k < lse.size(); ++k) {
+        if (expected_lse.data()[k] == -infinity) {
+          CHECK(lse.data()[k] == -infinity);
+        } else {
+          CHECK(std::abs(lse.data()[k] - expected_lse.data()[k]) < 1e-4F);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attend: equals the reference over random shapes, in every type, at every level") {
+  tinyllm::SerialExecutor serial;
+  check_random<float>(1, 40, serial);
+  check_random<Eigen::half>(2, 40, serial);
+  check_random<Eigen::bfloat16>(3, 40, serial);
+}
+
+TEST_CASE("attend: equals the reference on several threads") {
+  tinyllm::ThreadPool pool(3);
+  check_random<float>(4, 15, pool);
+  check_random<Eigen::half>(5, 15, pool);
+  check_random<Eigen::bfloat16>(6, 15, pool);
+}
+
+namespace {
+
+template <class Dtype>
+void check_extremes() {
+  for (const CpuLevel level : levels_here()) {
+    for (const Exactness exactness : {Exactness::rounding, Exactness::reproducible}) {
+      for (const Index tokens : {1, 10}) {
+        CAPTURE(name(level));
+        CAPTURE(tokens);
+        AttendWorkspace workspace;
+        const AttendOptions options{.scale = 1.0F, .exactness = exactness, .level = level};
+        std::mt19937 random(1);
+        // All scores -1e5: a softmax like any other.
+        SegmentedView<Dtype> view({1, 1, 100, 16, 5000}, random);
+        view.fill_keys([](Index, Index c) { return c == 0 ? -1.0F : 0.0F; });
+        RowMatrix q = RowMatrix::Zero(tokens, 16);
+        q.col(0).setConstant(1e5F);
+        RowMatrix out(tokens, 16);
+        RowMatrix expected(tokens, 16);
+        tinyllm::attend(view, q, out, workspace, options);
+        tinyllm::reference_attention(view, q, expected, options);
+        CHECK(worst(out, expected) < tolerance);
+        // q·k = 3e5 for every key, values of 6e4, 40,000 keys: sums far beyond half.
+        SegmentedView<Dtype> large({1, 1, 40000, 16, 50000}, random);
+        large.fill_keys([](Index, Index) { return 250.0F; });
+        large.fill_values([](Index row, Index c) { return row % 2 == 0 ? 6e4F : 5e4F + static_cast<float>(c) * 100.0F; });
+        q.setConstant(75.0F);
+        tinyllm::attend(large, q, out, workspace, options);
+        RowMatrix last(1, 16);
+        tinyllm::reference_attention(large, RowMatrix(q.bottomRows(1)), last, options);
+        for (Index c = 0; c < 16; ++c) {
+          CHECK(std::abs(out(tokens - 1, c) / last(0, c) - 1.0F) < 1e-3F);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attend: extreme scores and values stay finite and right") {
+  check_extremes<float>();
+  check_extremes<Eigen::half>();
+  check_extremes<Eigen::bfloat16>();
+}
+
+TEST_CASE("attend: a key that is masked is as if it were not there, whatever it holds") {
+  for (const CpuLevel level : levels_here()) {
+    for (const Exactness exactness : {Exactness::rounding, Exactness::reproducible}) {
+      CAPTURE(name(level));
+      std::mt19937 random(8);
+      SegmentedView<Eigen::half> view({1, 1, 40, 32, 5000}, random);
+      const RowMatrix q = random_rows(20, 3 * 32, random);
+      AttendWorkspace workspace;
+      RowMatrix expected(20, 96);
+      AttendOptions options{.window = 12, .exactness = exactness, .level = level};
+      tinyllm::attend(view, q, expected, workspace, options);
+      for (const float poison : {infinity, std::nanf("")}) {
+        SegmentedView<Eigen::half> poisoned = view;
+        // Query 10 is at position 30 and sees 19 .. 30.
+        poisoned.set_row(31, poison);
+        poisoned.set_row(18, poison);
+        RowMatrix out(20, 96);
+        tinyllm::attend(poisoned, q, out, workspace, options);
+        CHECK(out.row(10) == expected.row(10));
+        CHECK_FALSE(out.row(11).allFinite());
+        CHECK_FALSE(out.row(9).allFinite());
+      }
+    }
+  }
+}
+
+TEST_CASE("attend: a query that sees nothing gives zeros, and a query that is no number gives none") {
+  std::mt19937 random(8);
+  for (const CpuLevel level : levels_here()) {
+    for (const Index tokens : {2, 40}) {
+      const SegmentedView<float> view({1, 2, 50, 24, 7}, random);
+      RowMatrix q = random_rows(tokens, 2 * 24, random);
+      q.row(1).setConstant(std::nanf(""));
+      RowMatrix out = RowMatrix::Constant(tokens, 48, 5.0F);
+      RowMatrix lse(tokens, 2);
+      AttendWorkspace workspace;
+      tinyllm::attend(view, q, out, workspace, {.query_offset = -1, .log_sum_exp = lse.data(), .level = level});
+      CHECK((out.row(0).array() == 0.0F).all());
+      CHECK(lse(0, 0) == -infinity);
+      CHECK(out.row(1).array().isNaN().all());
+    }
+  }
+}
+
+TEST_CASE("attend: strided queries and results, and nothing else, are touched") {
+  std::mt19937 random(8);
+  const SegmentedView<float> view({2, 1, 30, 16, 7}, random);
+  RowMatrix wide = random_rows(6, 50, random);
+  RowMatrix out = RowMatrix::Constant(6, 60, 9.0F);
+  RowMatrix expected(6, 32);
+  AttendWorkspace workspace;
+  tinyllm::attend(view, {wide.data() + 3, 6, 32, 50}, {out.data() + 5, 6, 32, 60}, workspace);
+  tinyllm::reference_attention(view, RowMatrix(wide.middleCols(3, 32)), expected);
+  CHECK(worst(out.middleCols(5, 32), expected) < tolerance);
+  CHECK((out.leftCols(5).array() == 9.0F).all());
+  CHECK((out.rightCols(23).array() == 9.0F).all());
+}
+
+namespace {
+
+// Rows [0, n) of a view.
+template <class Dtype>
+class Shorter {
+ public:
+  Shorter(const SegmentedView<Dtype>& view, Index rows) : view_(view), rows_(rows) {}
+  Index rows() const { return rows_; }
+  Index batch() const { return view_.batch(); }
+  Index n_heads() const { return view_.n_heads(); }
+  Index d_head() const { return view_.d_head(); }
+  Index n_segments() const { return view_.n_segments(); }
+  tinyllm::KVSegment<Dtype> segment(Index b, Index h, Index i) const {
+    tinyllm::KVSegment<Dtype> s = view_.segment(b, h, i);
+    s.rows = std::clamp<Index>(rows_ - i * view_.segment_rows(), 0, s.rows);
+    return s;
+  }
+
+ private:
+  const SegmentedView<Dtype>& view_;
+  Index rows_;
+};
+
+template <class Dtype>
+void check_reproducible(Index d, Index group, std::optional<Index> window) {
+  constexpr Index rows = 1100;
+  for (const CpuLevel level : levels_here()) {
+    CAPTURE(name(level));
+    CAPTURE(d);
+    std::mt19937 random(12);
+    const SegmentedView<Dtype> whole({1, 2, rows, d, 5000}, random);
+    const SegmentedView<Dtype> paged = whole.cut(16);
+    const SegmentedView<Dtype> odd = whole.cut(13);
+    const RowMatrix q = random_rows(rows, 2 * group * d, random);
+    AttendWorkspace workspace;
+    const AttendOptions options{.window = window, .exactness = Exactness::reproducible, .level = level};
+    RowMatrix expected(rows, q.cols());
+    tinyllm::attend(whole, q, expected, workspace, options);
+    tinyllm::ThreadPool pool(2);
+    RowMatrix out(rows, q.cols());
+    tinyllm::attend(paged, q, out, workspace, options, pool);
+    CHECK(out == expected);
+    tinyllm::attend(odd, q, out, workspace, options);
+    CHECK(out == expected);
+    // Chunks, then single steps, over the cache as it was then.
+    out.setZero();
+    for (Index first = 0; first < rows;) {
+      const Index n = first < 900 ? std::min<Index>(rows - first, 150) : first < 1060 ? 7 : 1;
+      const Index taken = std::min(n, rows - first);
+      const Shorter<Dtype> past(first % 2 == 0 ? whole : paged, first + taken);
+      const tinyllm::ConstRows chunk(q.data() + first * q.cols(), taken, q.cols(), q.cols());
+      const tinyllm::Rows result(out.data() + first * q.cols(), taken, q.cols(), q.cols());
+      if (first % 3 == 0) {
+        tinyllm::attend(past, chunk, result, workspace, options, pool);
+      } else {
+        tinyllm::attend(past, chunk, result, workspace, options);
+      }
+      first += taken;
+    }
+    CHECK(out == expected);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("attend: reproducible results are bit-identical warm and cold, chunked or whole, paged or not, on 1 or 2 threads") {
+  check_reproducible<float>(64, 1, {});
+  check_reproducible<Eigen::half>(32, 3, {});
+  check_reproducible<Eigen::half>(20, 5, 700);
+  check_reproducible<Eigen::bfloat16>(32, 2, {});
+  check_reproducible<Eigen::bfloat16>(36, 1, 100);
+}
+
+TEST_CASE("attend: shapes that do not fit are refused") {
+  std::mt19937 random(1);
+  const SegmentedView<float> view({2, 2, 3, 8, 16}, random);
+  AttendWorkspace workspace;
+  RowMatrix out(2, 32);
+  const RowMatrix q = RowMatrix::Zero(2, 32);
+  CHECK_NOTHROW(tinyllm::attend(view, q, out, workspace));
+  CHECK_THROWS_AS(tinyllm::attend(view, RowMatrix::Zero(2, 24).eval(), out, workspace), std::invalid_argument);
+  CHECK_THROWS_AS(tinyllm::attend(view, RowMatrix::Zero(3, 32).eval(), out, workspace), std::invalid_argument);
+  CHECK_THROWS_AS(tinyllm::attend(view, RowMatrix::Zero(4, 32).eval(), out, workspace), std::invalid_argument);
+  CHECK_THROWS_AS(tinyllm::attend(view, q, out, workspace, {.window = 0}), std::invalid_argument);
+  if (tinyllm::best_level() != CpuLevel::avx512_bf16) {
+    CHECK_THROWS_AS(tinyllm::attend(view, q, out, workspace, {.level = CpuLevel::avx512_bf16}), std::invalid_argument);
+  }
+}
+
+TEST_CASE("attend: an empty view and no queries are no error") {
+  std::mt19937 random(1);
+  const SegmentedView<float> empty({1, 1, 0, 8, 16}, random);
+  AttendWorkspace workspace;
+  RowMatrix out = RowMatrix::Ones(20, 8);
+  tinyllm::attend(empty, RowMatrix::Ones(20, 8).eval(), out, workspace);
+  CHECK((out.array() == 0.0F).all());
+  out.setOnes();
+  tinyllm::attend(empty, RowMatrix::Ones(20, 8).eval(), out, workspace, {.exactness = Exactness::reproducible});
+  CHECK((out.array() == 0.0F).all());
+  RowMatrix none(0, 8);
+  tinyllm::attend(empty, RowMatrix(0, 8), none, workspace);
+}
+
+TEST_CASE("attend: the workspace grows to what calls need and no further") {
+  tinyllm::ThreadPool pool(2);
+  std::mt19937 random(1);
+  const SegmentedView<Eigen::half> view({1, 3, 1500, 64, 100}, random);
+  const RowMatrix q = random_rows(1, 9 * 64, random);
+  RowMatrix out(1, 9 * 64);
+  AttendWorkspace workspace;
+  tinyllm::attend(view, q, out, workspace, {}, pool);
+  const std::size_t bytes = workspace.nbytes();
+  for (int i = 0; i < 3; ++i) tinyllm::attend(view, q, out, workspace, {}, pool);
+  CHECK(workspace.nbytes() == bytes);
+}
+
+TEST_CASE("merge: parts of the keys merge into the whole, empty parts change nothing") {
+  std::mt19937 random(1);
+  const SegmentedView<float> view({1, 1, 90, 16, 30}, random);
+  const RowMatrix q = random_rows(1, 16, random);
+  AttendWorkspace workspace;
+  RowMatrix expected(1, 16);
+  float expected_lse = 0;
+  tinyllm::attend(view, q, expected, workspace, {.log_sum_exp = &expected_lse});
+  RowMatrix parts(5, 16);
+  float lse[5];
+  // Keys 0..29, 30..59, 60..89 by windows that end there; then two parts without keys.
+  for (Index i = 0; i < 5; ++i) {
+    tinyllm::attend(view, q, {parts.data() + i * 16, 1, 16, 16}, workspace,
+                    {.query_offset = i < 3 ? i * 30 + 29 : -1, .window = 30, .log_sum_exp = lse + i});
+  }
+  for (const std::vector<Index>& order : {std::vector<Index>{0, 1, 2}, {3, 0, 4, 1, 2}, {2, 1, 0, 3}, {3, 4, 2, 0, 1}}) {
+    RowMatrix out = parts.row(order[0]);
+    float total = lse[order[0]];
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      const float* more = parts.data() + order[i] * 16;
+      tinyllm::merge_by_log_sum_exp({out.data(), 16}, total, {more, 16}, lse[order[i]]);
+    }
+    CHECK(worst(out, expected) < tolerance);
+    CHECK(std::abs(total - expected_lse) < 1e-5F);
+  }
+  RowMatrix nothing = parts.row(3);
+  float none = lse[3];
+  tinyllm::merge_by_log_sum_exp({nothing.data(), 16}, none, {parts.data() + 64, 16}, lse[4]);
+  CHECK(none == -infinity);
+  CHECK((nothing.array() == 0.0F).all());
+  float huge = 1e6F;
+  RowMatrix a = RowMatrix::Ones(1, 16);
+  const RowMatrix b = RowMatrix::Constant(1, 16, 3.0F);
+  tinyllm::merge_by_log_sum_exp({a.data(), 16}, huge, {b.data(), 16}, 1e6F);
+  CHECK(a(0, 0) == 2.0F);
+  std::vector<float> three(3);
+  CHECK_THROWS_AS(tinyllm::merge_by_log_sum_exp(three, huge, {b.data(), 16}, 1.0F), std::invalid_argument);
+}
