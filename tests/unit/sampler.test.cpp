@@ -119,6 +119,13 @@ TEST_CASE("sampler: the repetition penalty takes each id of prompt and answer on
   Sampler counted({.presence_penalty = 0.5F, .frequency_penalty = 0.25F});
   const auto lowered = counted.adjusted(std::vector<float>{4, 4, 4, 4}, history, prompt);
   CHECK(std::vector<float>(lowered.begin(), lowered.end()) == std::vector<float>{4, 3, 3.25F, 4});
+  // Each of the two alone.
+  Sampler presence({.presence_penalty = 0.5F});
+  const auto present = presence.adjusted(std::vector<float>{4, 4, 4, 4}, history, prompt);
+  CHECK(std::vector<float>(present.begin(), present.end()) == std::vector<float>{4, 3.5F, 3.5F, 4});
+  Sampler frequency({.frequency_penalty = 0.25F});
+  const auto frequent = frequency.adjusted(std::vector<float>{4, 4, 4, 4}, history, prompt);
+  CHECK(std::vector<float>(frequent.begin(), frequent.end()) == std::vector<float>{4, 3.5F, 3.75F, 4});
   // Ids that the vocabulary does not have are no reason to fail: a prompt may come from anywhere.
   const std::vector<TokenId> strange = {-1, 99, 0};
   CHECK(repetition.adjusted(std::vector<float>{4, 4}, strange, strange)[0] == 2);
