@@ -5,6 +5,9 @@
 #include <tinyllm/attention/attend.hpp>
 #include <tinyllm/attention/merge.hpp>
 #include <tinyllm/attention/reference.hpp>
+#include <tinyllm/cache/block_ledger.hpp>
+#include <tinyllm/cache/block_pool.hpp>
+#include <tinyllm/cache/block_table.hpp>
 #include <tinyllm/cache/cache_concepts.hpp>
 #include <tinyllm/cache/cache_stats.hpp>
 #include <tinyllm/cache/causal_mask.hpp>
@@ -14,6 +17,9 @@
 #include <tinyllm/cache/kv_view.hpp>
 #include <tinyllm/cache/latent_cache.hpp>
 #include <tinyllm/cache/latent_view.hpp>
+#include <tinyllm/cache/paged_kv_cache.hpp>
+#include <tinyllm/cache/paged_view.hpp>
+#include <tinyllm/cache/prefix_cache.hpp>
 #include <tinyllm/cache/recompute.hpp>
 #include <tinyllm/cache/store_chunk.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>

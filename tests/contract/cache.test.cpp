@@ -51,11 +51,29 @@ TokenId argmax(const auto& row) {
   return static_cast<TokenId>(best);
 }
 
-}  // namespace
+// A paged cache in blocks of two positions, so that a few of them are several blocks.
+template <class Dtype>
+struct Paged : PagedKVCache<Dtype> {
+  explicit Paged(const CacheDims& dims) : PagedKVCache<Dtype>(dims, 2) {}
+};
 
-TEST_CASE("hand_example") {
-  KVCache<float> cache({.n_layers = 1, .n_kv_heads = 1, .d_head = 2, .max_len = 4});
-  CHECK(cache.nbytes() == 64);
+template <class Cache>
+constexpr bool is_paged = std::is_base_of_v<PagedKVCache<typename Cache::value_type>, Cache>;
+
+// Bytes that a cache reserves: a paged one takes them of its pool as it grows.
+template <class Cache>
+std::size_t reserved(const Cache& cache) {
+  if constexpr (is_paged<Cache>) {
+    return cache.pool()->nbytes();
+  } else {
+    return cache.nbytes();
+  }
+}
+
+template <class Cache>
+void hand_example() {
+  Cache cache({.n_layers = 1, .n_kv_heads = 1, .d_head = 2, .max_len = 4});
+  CHECK(reserved(cache) == 64);
   CHECK(cache.seq_len() == 0);
   CHECK(cache.capacity() == 4);
 
@@ -79,9 +97,10 @@ TEST_CASE("hand_example") {
   CHECK(cache.mask(1).matrix().all());
 }
 
-TEST_CASE("cached_logits_equal_full_recompute") {
+template <class Cache>
+void cached_logits_equal_full_recompute() {
   const AttentionModel model;
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   std::vector<TokenId> ids = some_ids(7, 3, model.config.vocab_size);
 
   RowMatrix logits = model.forward(ids, cache.positions(7), cache);
@@ -96,10 +115,11 @@ TEST_CASE("cached_logits_equal_full_recompute") {
   }
 }
 
-TEST_CASE("chunked_prefill_equals_whole") {
+template <class Cache>
+void chunked_prefill_equals_whole() {
   const AttentionModel model;
   const std::vector<TokenId> ids = some_ids(11, 4, model.config.vocab_size);
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   std::size_t done = 0;
   const RowMatrix full = model.forward_full(ids);
   for (const std::size_t chunk : {3U, 1U, 5U, 2U}) {
@@ -113,35 +133,39 @@ TEST_CASE("chunked_prefill_equals_whole") {
   CHECK(cache.seq_len() == 11);
 }
 
-TEST_CASE("attention_through_the_cache") {
+template <class Cache>
+void attention_through_the_cache() {
   // One group of query heads a kv head, up to every query head its own.
   for (const Index kv_heads : {1, 2, 4}) {
     AttentionModel::Config sizes;
     sizes.num_key_value_heads = kv_heads;
     const AttentionModel model(sizes, 17);
     const std::vector<TokenId> ids = some_ids(9, 5, sizes.vocab_size);
-    KVCache<float> cache(cache_dims(model));
+    Cache cache(cache_dims(model));
     const RowMatrix logits = model.forward(ids, cache.positions(9), cache);
     CHECK((logits - model.forward_full(ids)).cwiseAbs().maxCoeff() <= 1e-5F);
   }
 }
 
-TEST_CASE("update_copies_and_checks") {
-  KVCache<float> cache({.n_layers = 2, .n_kv_heads = 2, .d_head = 3, .max_len = 4, .batch = 2});
-  const ChunkShape shape{.batch = 2, .heads = 2, .tokens = 3, .d = 3};
+template <class Cache>
+void update_copies_and_checks() {
+  constexpr Index batch = is_paged<Cache> ? 1 : 2;
+  constexpr Index last = batch - 1;
+  Cache cache({.n_layers = 2, .n_kv_heads = 2, .d_head = 3, .max_len = 4, .batch = batch});
+  const ChunkShape shape{.batch = batch, .heads = 2, .tokens = 3, .d = 3};
   std::vector<float> k = numbers(shape, 1);
   std::vector<float> v = numbers(shape, 500);
   cache.update(0, ChunkView(k.data(), shape), ChunkView(v.data(), shape));
-  const RowMatrix before_k = cache.view(0).keys(1, 1);
-  const RowMatrix before_v = cache.view(0).values(1, 1);
-  CHECK(before_k(0, 0) == 1.0F + 3 * 9);
-  CHECK(before_v(2, 2) == 500.0F + 35);
+  const RowMatrix before_k = cache.view(0).keys(last, 1);
+  const RowMatrix before_v = cache.view(0).values(last, 1);
+  CHECK(before_k(0, 0) == 1.0F + static_cast<float>(9 * (2 * batch - 1)));
+  CHECK(before_v(2, 2) == 500.0F + static_cast<float>(18 * batch - 1));
 
   // The inputs are copied: what becomes of them later does not matter.
   std::fill(k.begin(), k.end(), -1.0F);
   std::fill(v.begin(), v.end(), -2.0F);
-  CHECK(cache.view(0).keys(1, 1) == before_k);
-  CHECK(cache.view(0).values(1, 1) == before_v);
+  CHECK(cache.view(0).keys(last, 1) == before_k);
+  CHECK(cache.view(0).values(last, 1) == before_v);
 
   const auto refused = [&](Index layer, const ChunkShape& k_shape, const ChunkShape& v_shape, auto exception) {
     using Exception = decltype(exception);
@@ -150,17 +174,17 @@ TEST_CASE("update_copies_and_checks") {
     CHECK(cache.seq_len() == 0);
     CHECK(cache.seq_len(0) == 3);
     CHECK(cache.seq_len(1) == 0);
-    CHECK(cache.view(0).keys(1, 1) == before_k);
-    CHECK(cache.view(0).values(1, 1) == before_v);
+    CHECK(cache.view(0).keys(last, 1) == before_k);
+    CHECK(cache.view(0).values(last, 1) == before_v);
   };
-  const ChunkShape one{.batch = 2, .heads = 2, .tokens = 1, .d = 3};
+  const ChunkShape one{.batch = batch, .heads = 2, .tokens = 1, .d = 3};
   const auto but = [&one](auto change) {
     ChunkShape changed = one;
     change(changed);
     return changed;
   };
   const std::invalid_argument wrong("");
-  refused(0, but([](ChunkShape& s) { s.batch = 1; }), one, wrong);
+  refused(0, but([](ChunkShape& s) { s.batch = batch + 1; }), one, wrong);
   refused(0, one, but([](ChunkShape& s) { s.batch = 3; }), wrong);
   refused(0, but([](ChunkShape& s) { s.heads = 1; }), one, wrong);
   refused(0, one, but([](ChunkShape& s) { s.heads = 3; }), wrong);
@@ -197,19 +221,19 @@ TEST_CASE("update_copies_and_checks") {
 
   // So does a cache.
   using Dims = CacheDims;
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 0, .n_kv_heads = 1, .d_head = 1, .max_len = 1}), std::invalid_argument);
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 1, .n_kv_heads = -1, .d_head = 1, .max_len = 1}), std::invalid_argument);
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 0, .max_len = 1}), std::invalid_argument);
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 0}), std::invalid_argument);
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 1, .batch = 0}),
-                  std::invalid_argument);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 0, .n_kv_heads = 1, .d_head = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 1, .n_kv_heads = -1, .d_head = 1, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 0, .max_len = 1}), std::invalid_argument);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 1, .batch = 0}), std::invalid_argument);
   const Index huge = std::numeric_limits<Index>::max() / 2;
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = huge}), std::length_error);
-  CHECK_THROWS_AS(KVCache<float>(Dims{.n_layers = huge, .n_kv_heads = huge, .d_head = 4, .max_len = huge}), std::length_error);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = huge}), std::length_error);
+  CHECK_THROWS_AS(Cache(Dims{.n_layers = huge, .n_kv_heads = huge, .d_head = 4, .max_len = huge}), std::length_error);
 }
 
-TEST_CASE("seq_len_commits_after_every_layer") {
-  KVCache<float> cache({.n_layers = 3, .n_kv_heads = 1, .d_head = 2, .max_len = 8});
+template <class Cache>
+void seq_len_commits_after_every_layer() {
+  Cache cache({.n_layers = 3, .n_kv_heads = 1, .d_head = 2, .max_len = 8});
   const RowMatrix chunk = rows({{1, 2}, {3, 4}});
   const ChunkView view = ChunkView::from_projection(chunk, 1);
   const Positions positions = cache.positions(2);
@@ -234,8 +258,9 @@ TEST_CASE("seq_len_commits_after_every_layer") {
   CHECK_THROWS_AS(static_cast<void>(cache.mask(-1)), std::invalid_argument);
 }
 
-TEST_CASE("mask_is_causal_with_offset") {
-  KVCache<float> cache({.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 16});
+template <class Cache>
+void mask_is_causal_with_offset() {
+  Cache cache({.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 16});
   for (const Index past : {0, 1, 5}) {
     cache.clear();
     if (past > 0) {
@@ -255,24 +280,25 @@ TEST_CASE("mask_is_causal_with_offset") {
   }
 }
 
-TEST_CASE("truncate_rolls_back") {
+template <class Cache>
+void truncate_rolls_back() {
   const AttentionModel model;
   const std::vector<TokenId> ids = some_ids(12, 6, model.config.vocab_size);
   const std::vector<TokenId> others = some_ids(5, 60, model.config.vocab_size);
   for (const Index kept : {0, 1, 7, 12}) {
-    KVCache<float> cache(cache_dims(model));
+    Cache cache(cache_dims(model));
     model.forward(ids, cache.positions(12), cache);
     cache.truncate(kept);
     CHECK(cache.seq_len() == kept);
     for (Index layer = 0; layer < model.config.num_hidden_layers; ++layer) CHECK(cache.seq_len(layer) == kept);
     const RowMatrix logits = model.forward(others, cache.positions(5), cache);
 
-    KVCache<float> fresh(cache_dims(model));
+    Cache fresh(cache_dims(model));
     if (kept > 0) model.forward(std::span(ids).first(static_cast<std::size_t>(kept)), fresh.positions(kept), fresh);
     CHECK(logits == model.forward(others, fresh.positions(5), fresh));
   }
 
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   model.forward(std::span(ids).first(6), cache.positions(6), cache);
   CHECK_THROWS_AS(cache.truncate(7), std::out_of_range);
   CHECK_THROWS_AS(cache.truncate(-1), std::out_of_range);
@@ -298,13 +324,55 @@ TEST_CASE("truncate_rolls_back") {
   CHECK(cache.seq_len() == 3);
 }
 
+}  // namespace
+
+TEST_CASE("hand_example") {
+  hand_example<KVCache<float>>();
+  hand_example<Paged<float>>();
+}
+
+TEST_CASE("cached_logits_equal_full_recompute") {
+  cached_logits_equal_full_recompute<KVCache<float>>();
+  cached_logits_equal_full_recompute<Paged<float>>();
+}
+
+TEST_CASE("chunked_prefill_equals_whole") {
+  chunked_prefill_equals_whole<KVCache<float>>();
+  chunked_prefill_equals_whole<Paged<float>>();
+}
+
+TEST_CASE("attention_through_the_cache") {
+  attention_through_the_cache<KVCache<float>>();
+  attention_through_the_cache<Paged<float>>();
+}
+
+TEST_CASE("update_copies_and_checks") {
+  update_copies_and_checks<KVCache<float>>();
+  update_copies_and_checks<Paged<float>>();
+}
+
+TEST_CASE("seq_len_commits_after_every_layer") {
+  seq_len_commits_after_every_layer<KVCache<float>>();
+  seq_len_commits_after_every_layer<Paged<float>>();
+}
+
+TEST_CASE("mask_is_causal_with_offset") {
+  mask_is_causal_with_offset<KVCache<float>>();
+  mask_is_causal_with_offset<Paged<float>>();
+}
+
+TEST_CASE("truncate_rolls_back") {
+  truncate_rolls_back<KVCache<float>>();
+  truncate_rolls_back<Paged<float>>();
+}
+
 namespace {
 
-template <class Dtype>
+template <template <StorageType> class Cache, class Dtype>
 void check_rounding() {
   const CacheDims dims{.n_layers = 2, .n_kv_heads = 1, .d_head = 4, .max_len = 8};
-  KVCache<Dtype> cache(dims);
-  CHECK(cache.nbytes() * 2 == KVCache<float>(dims).nbytes());
+  Cache<Dtype> cache(dims);
+  CHECK(reserved(cache) * 2 == reserved(Cache<float>(dims)));
 
   // Between the rounded neighbours of every type; ties; what only a 32-bit type can hold.
   const RowMatrix k = rows({{0.1F, 1.0F / 3.0F, 2049.0F, -1e-8F}, {1.0009765625F, 257.0F, -0.2F, 0.0F}});
@@ -331,14 +399,19 @@ void check_rounding() {
 }  // namespace
 
 TEST_CASE("float16_cache_rounds_what_it_stores") {
-  check_rounding<Eigen::half>();
-  check_rounding<Eigen::bfloat16>();
+  check_rounding<KVCache, Eigen::half>();
+  check_rounding<KVCache, Eigen::bfloat16>();
+  check_rounding<Paged, Eigen::half>();
+  check_rounding<Paged, Eigen::bfloat16>();
 }
 
-TEST_CASE("float16_generation_stays_close") {
+namespace {
+
+template <template <StorageType> class Cache>
+void float16_generation_stays_close() {
   const AttentionModel model;
-  KVCache<float> exact(cache_dims(model));
-  KVCache<Eigen::half> half(cache_dims(model));
+  Cache<float> exact(cache_dims(model));
+  Cache<Eigen::half> half(cache_dims(model));
   std::vector<TokenId> ids = some_ids(8, 9, model.config.vocab_size);
   RowMatrix expected = model.forward(ids, exact.positions(8), exact);
   RowMatrix logits = model.forward(ids, half.positions(8), half);
@@ -350,4 +423,11 @@ TEST_CASE("float16_generation_stays_close") {
     expected = model.forward(std::span(ids).last(1), exact.positions(1), exact);
     logits = model.forward(std::span(ids).last(1), half.positions(1), half);
   }
+}
+
+}  // namespace
+
+TEST_CASE("float16_generation_stays_close") {
+  float16_generation_stays_close<KVCache>();
+  float16_generation_stays_close<Paged>();
 }

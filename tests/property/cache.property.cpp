@@ -4,6 +4,7 @@
 
 #include <tinyllm/cache/kv_cache.hpp>
 #include <tinyllm/cache/latent_cache.hpp>
+#include <tinyllm/cache/paged_kv_cache.hpp>
 
 #include <doctest/doctest.h>
 
@@ -21,6 +22,15 @@ struct Sizes {
   Index widths[2];
 };
 
+template <class View>
+const auto* row_of(const View& view, int part, Index b, Index h, Index row) {
+  for (Index i = 0;; ++i) {
+    const auto segment = view.segment(b, h, i);
+    if (row < segment.rows) return (part == 0 ? segment.keys : segment.values) + row * view.d_head();
+    row -= segment.rows;
+  }
+}
+
 template <class Dtype>
 struct Contiguous {
   using Element = Dtype;
@@ -33,11 +43,25 @@ struct Contiguous {
     return Cache({.n_layers = s.layers, .n_kv_heads = s.heads, .d_head = s.widths[0], .max_len = s.max_len, .batch = s.batch});
   }
   static const Dtype* row(const KVView<Dtype>& view, int part, Index b, Index h, Index row) {
-    for (Index i = 0;; ++i) {
-      const KVSegment<Dtype> segment = view.segment(b, h, i);
-      if (row < segment.rows) return (part == 0 ? segment.keys : segment.values) + row * view.d_head();
-      row -= segment.rows;
-    }
+    return row_of(view, part, b, h, row);
+  }
+};
+
+template <class Dtype>
+struct Paged {
+  using Element = Dtype;
+  using Cache = PagedKVCache<Dtype>;
+  static Sizes sizes(Sizes wanted) {
+    wanted.widths[1] = wanted.widths[0];
+    wanted.batch = 1;
+    return wanted;
+  }
+  static Cache make(const Sizes& s) {
+    const Index block_size = 1 + s.max_len * 7 % 5;
+    return Cache({.n_layers = s.layers, .n_kv_heads = s.heads, .d_head = s.widths[0], .max_len = s.max_len}, block_size);
+  }
+  static const Dtype* row(const PagedKVView<Dtype>& view, int part, Index b, Index h, Index row) {
+    return row_of(view, part, b, h, row);
   }
 };
 
@@ -209,7 +233,8 @@ std::size_t run_sequence(unsigned seed, std::size_t operations) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("property: caches against lists of rows", Subject, Contiguous<float>, Contiguous<Eigen::half>,
-                   Contiguous<Eigen::bfloat16>, Latent<float>, Latent<Eigen::half>, Latent<Eigen::bfloat16>) {
+                   Contiguous<Eigen::bfloat16>, Paged<float>, Paged<Eigen::half>, Paged<Eigen::bfloat16>, Latent<float>,
+                   Latent<Eigen::half>, Latent<Eigen::bfloat16>) {
   const std::size_t wanted = property::cases(20'000);
   std::size_t done = 0;
   unsigned seed = 0;

@@ -86,7 +86,11 @@ class AttendWorkspace {
         const Index segments = view.n_segments();
         for (Index i = 0; i < segments; ++i) {
           const auto segment = view.segment(b, h, i);
-          if (segment.rows > 0) runs_.push_back({segment.keys, segment.values, first, segment.rows});
+          if (follows(segment, first, shape.d, starts_.back())) {
+            runs_.back().rows += segment.rows;
+          } else if (segment.rows > 0) {
+            runs_.push_back({segment.keys, segment.values, first, segment.rows});
+          }
           first += segment.rows;
         }
         TINYLLM_ASSERT(first == shape.rows);
@@ -119,6 +123,16 @@ class AttendWorkspace {
   }
 
  private:
+  // Whether a segment lies right behind the last run in memory: neighbouring blocks of a pool are read as one.
+  template <class Segment>
+  bool follows(const Segment& segment, Index first, Index d, Index start) const {
+    if (static_cast<Index>(runs_.size()) == start) return false;
+    const attention_detail::StoredRun& run = runs_.back();
+    const Index behind = (first - run.first) * d;
+    return segment.keys == static_cast<decltype(segment.keys)>(run.keys) + behind &&
+           segment.values == static_cast<decltype(segment.values)>(run.values) + behind;
+  }
+
   static Index worker_size(const attention_detail::AttendPlan& plan) {
     return 2 * attention_detail::partial_size(attention_detail::pair_block, plan.d) + attention_detail::scratch_size(plan.d);
   }
