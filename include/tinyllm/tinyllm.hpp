@@ -5,6 +5,10 @@
 #include <tinyllm/attention/attend.hpp>
 #include <tinyllm/attention/merge.hpp>
 #include <tinyllm/attention/reference.hpp>
+#include <tinyllm/batching/batch_causal_lm.hpp>
+#include <tinyllm/batching/inbox.hpp>
+#include <tinyllm/batching/request.hpp>
+#include <tinyllm/batching/scheduler.hpp>
 #include <tinyllm/cache/block_ledger.hpp>
 #include <tinyllm/cache/block_pool.hpp>
 #include <tinyllm/cache/block_table.hpp>
@@ -29,6 +33,7 @@
 #include <tinyllm/core/executor.hpp>
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/generate/causal_lm.hpp>
+#include <tinyllm/generate/completion.hpp>
 #include <tinyllm/generate/generate.hpp>
 #include <tinyllm/generate/generation.hpp>
 #include <tinyllm/generate/generation_run.hpp>

@@ -264,10 +264,15 @@ TEST_CASE("cache_modes_and_dims") {
   CHECK(none.ids.size() == 12);
   CHECK(none.ids == contiguous.ids);
   CHECK(none.text == contiguous.text);
+  const Generation paged = generate(model, tokenizer, "HELLO", params, "paged");
+  CHECK(paged.ids == none.ids);
+  CHECK(paged.logprobs == contiguous.logprobs);
+  CHECK(paged.stats.forward_rows == contiguous.stats.forward_rows);
+  CHECK(paged.stats.cache_bytes < contiguous.stats.cache_bytes);  // one block of four
   CHECK(none.stats.forward_rows == 5 + 6 + 7 + 8 + 9 + 10 + 11 + 12 + 13 + 14 + 15 + 16);
   CHECK(contiguous.stats.forward_rows == 5 + 11);
   CHECK(generate(model, tokenizer, "HELLO", params, CacheMode::none).ids == none.ids);
-  for (const char* unknown : {"", "static", "Contiguous", "none "}) {
+  for (const char* unknown : {"", "static", "Contiguous", "none ", "Paged"}) {
     CHECK_THROWS_AS(generate(model, tokenizer, "HELLO", params, unknown), std::invalid_argument);
   }
 

@@ -11,6 +11,7 @@
 
 #include <tinyllm/cache/cache_concepts.hpp>
 #include <tinyllm/cache/kv_cache.hpp>
+#include <tinyllm/cache/paged_kv_cache.hpp>
 #include <tinyllm/cache/recompute.hpp>
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
@@ -33,13 +34,15 @@ namespace tinyllm {
 enum class CacheMode {
   none,        ///< recomputes everything for each token: slow, the oracle
   contiguous,  ///< a float KVCache for the model's whole context
+  paged,       ///< a float PagedKVCache with a pool of its own
 };
 
 /// Throws: std::invalid_argument for a name that is no mode.
 inline CacheMode parse_cache_mode(std::string_view name) {
   if (name == "none") return CacheMode::none;
   if (name == "contiguous") return CacheMode::contiguous;
-  throw std::invalid_argument(detail::message("unknown cache mode '", name, "': none and contiguous are known"));
+  if (name == "paged") return CacheMode::paged;
+  throw std::invalid_argument(detail::message("unknown cache mode '", name, "': none, contiguous and paged are known"));
 }
 
 namespace detail {
@@ -88,11 +91,15 @@ Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> pro
     RecomputeCache cache;
     return generate(model, tokenizer, std::move(prompt), params, cache, std::move(on_text), eos_ids);
   }
+  if (mode == CacheMode::paged) {
+    PagedKVCache<float> cache(cache_dims(model));
+    return generate(model, tokenizer, std::move(prompt), params, cache, std::move(on_text), eos_ids);
+  }
   KVCache<float> cache(cache_dims(model));
   return generate(model, tokenizer, std::move(prompt), params, cache, std::move(on_text), eos_ids);
 }
 
-/// As above, the mode by its name ("none", "contiguous").
+/// As above, the mode by its name ("none", "contiguous", "paged").
 template <class Model, Tokenizer Tok, class OnText = detail::IgnoreText>
 Generation generate(Model& model, const Tok& tokenizer, std::vector<TokenId> prompt, const SamplingParams& params,
                     std::string_view mode, OnText on_text = {}, const EosIds& eos_ids = {}) {

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Request: what a scheduler knows of one request: its completion, its cache while it runs, and who waits for its text.
+//
+//     Request<Tok, float> request(std::move(completion), on_text, salt);
+//     request.begin(pool);                                 // it has a cache now
+//     request.deliver(request.completion().take(next));    // the client's exceptions end this request alone
+//     if (request.over()) request.settle();                // its future is ready
+//
+// Internal to batching. Threads: one at a time.
+#pragma once
+
+#include <tinyllm/cache/block_pool.hpp>
+#include <tinyllm/cache/paged_kv_cache.hpp>
+#include <tinyllm/cache/prefix_cache.hpp>
+#include <tinyllm/core/dtype.hpp>
+#include <tinyllm/core/types.hpp>
+#include <tinyllm/generate/completion.hpp>
+#include <tinyllm/generate/generation.hpp>
+#include <tinyllm/text/tokenizer.hpp>
+
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+
+namespace tinyllm {
+
+template <Tokenizer Tok, StorageType Dtype>
+class Request {
+ public:
+  using Cache = PagedKVCache<Dtype>;
+  /// Receives pieces of text; false: no more of them.
+  using OnText = std::function<bool(std::string_view)>;
+
+  Request(Completion<Tok> completion, OnText on_text, PrefixSalt salt)
+      : completion_(std::move(completion)), on_text_(std::move(on_text)), salt_(salt) {}
+
+  std::future<Generation> future() { return result_.get_future(); }
+  Completion<Tok>& completion() { return completion_; }
+  PrefixSalt salt() const { return salt_; }
+  /// Its place in the order in which requests came.
+  Index arrival() const { return arrival_; }
+  void arrive(Index arrival) { arrival_ = arrival; }
+
+  /// It runs from now on, with an empty cache.
+  void begin(const std::shared_ptr<BlockPool<Dtype>>& pool) { cache_.emplace(pool); }
+  /// It waits again: its cache is gone, its completion stays.
+  void set_aside() { cache_.reset(); }
+  /// Pre: it runs
+  Cache& cache() { return *cache_; }
+  std::span<const TokenId> tokens() const { return completion_.tokens(); }
+  /// Tokens that are known and not in the cache.
+  /// Pre: it runs
+  Index pending() const { return completion_.n_tokens() - cache_->seq_len(); }
+
+  /// Gives text to the client, who may end the request by it: with false, or by an exception.
+  void deliver(std::string_view piece) {
+    if (piece.empty() || !on_text_ || on_text_(piece)) return;
+    on_text_ = nullptr;
+    if (!completion_.done()) static_cast<void>(completion_.stop());
+  }
+
+  /// Something threw that concerns this request alone.
+  void fail(std::exception_ptr error) { error_ = std::move(error); }
+
+  bool over() const { return completion_.done() || error_ != nullptr; }
+  /// Makes its future ready and gives its blocks back.
+  /// Pre: over(), once
+  void settle() {
+    if (cache_) completion_.stats().cache_bytes = cache_->nbytes();
+    cache_.reset();
+    if (error_ != nullptr) {
+      result_.set_exception(error_);
+    } else {
+      result_.set_value(std::move(completion_).result());
+    }
+  }
+
+ private:
+  Completion<Tok> completion_;
+  OnText on_text_;
+  PrefixSalt salt_;
+  Index arrival_ = 0;
+  std::optional<Cache> cache_;
+  std::promise<Generation> result_;
+  std::exception_ptr error_;
+};
+
+}  // namespace tinyllm
