@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // AttentionModel: a small multi-layer model with grouped-query attention and rotary positions, in plain loops, so that a
-// wrong position, mask, row or layer changes its logits. `forward_full` is the same model without any cache.
+// wrong position, mask, row or layer changes its logits. `forward_full` is the same model without any cache, `forward_batch`
+// for many sequences at once.
 #pragma once
 
+#include <tinyllm/batching/batch_causal_lm.hpp>
 #include <tinyllm/cache/chunk_view.hpp>
 #include <tinyllm/core/types.hpp>
 
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <span>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace test_support {
 
+using tinyllm::BatchEntry;
 using tinyllm::ChunkView;
 using tinyllm::Index;
 using tinyllm::Positions;
@@ -49,39 +55,72 @@ class AttentionModel {
 
   /// Shape: [T, V]
   RowMatrix forward(std::span<const TokenId> ids, Positions positions, auto& cache) const {
-    const Index past = cache.seq_len();
+    using Cache = std::remove_reference_t<decltype(cache)>;
+    const BatchEntry<Cache> whole{.ids = ids, .positions = positions, .cache = &cache, .n_logits = positions.size()};
+    return forward_batch(std::span(&whole, 1));
+  }
+
+  /// The same for many sequences at once; a row's logits do not depend on the rows beside it.
+  /// Shape: [sum of n_logits, V]
+  template <class Cache>
+  RowMatrix forward_batch(std::span<const BatchEntry<Cache>> batch) const {
+    std::vector<TokenId> ids;
+    std::vector<Index> positions;
+    std::vector<Index> past;
+    Index n_logits = 0;
+    for (const auto& entry : batch) {
+      ids.insert(ids.end(), entry.ids.begin(), entry.ids.end());
+      for (const Index position : entry.positions) positions.push_back(position);
+      past.push_back(entry.cache->seq_len());
+      n_logits += entry.n_logits;
+    }
     RowMatrix x = embed(ids);
     for (Index layer = 0; layer < config.num_hidden_layers; ++layer) {
       const Weights& w = layers_[static_cast<std::size_t>(layer)];
       const RowMatrix h = normalised(x);
-      const RowMatrix q = rotated(times(h, w.q), positions.first());
-      const RowMatrix k = rotated(times(h, w.k), positions.first());
+      const RowMatrix q = rotated(times(h, w.q), positions);
+      const RowMatrix k = rotated(times(h, w.k), positions);
       const RowMatrix v = times(h, w.v);
-      const auto view = cache.update(layer, ChunkView::from_projection(k, config.num_key_value_heads),
-                                     ChunkView::from_projection(v, config.num_key_value_heads));
-      const auto row = [&](bool keys, Index head, Index position, Index i) {
-        for (Index s = 0;; ++s) {
-          const auto segment = view.segment(0, head, s);
-          if (position < segment.rows) {
-            return static_cast<float>((keys ? segment.keys : segment.values)[position * config.head_dim + i]);
-          }
-          position -= segment.rows;
-        }
-      };
-      // Query i of the pass sees the past and the chunk up to itself.
-      x += times(attention(q, row, [past](Index i) { return past + i + 1; }), w.o);
+      RowMatrix attended(x.rows(), q.cols());
+      Index first = 0;
+      for (std::size_t i = 0; i < batch.size(); ++i) {
+        const Index n = batch[i].positions.size();
+        const auto view =
+            batch[i].cache->update(layer, ChunkView::from_projection(k.middleRows(first, n), config.num_key_value_heads),
+                                   ChunkView::from_projection(v.middleRows(first, n), config.num_key_value_heads));
+        const auto rows = rows_of(view);
+        const auto row = [&](bool keys, Index head, Index position, Index c) {
+          const auto& [key, value] = rows[static_cast<std::size_t>(head * view.rows() + position)];
+          return static_cast<float>((keys ? key : value)[c]);
+        };
+        // Query t of the pass sees the past and the chunk up to itself.
+        const Index before = past[i];
+        attended.middleRows(first, n) = attention(q.middleRows(first, n), row, [before](Index t) { return before + t + 1; });
+        first += n;
+      }
+      x += times(attended, w.o);
     }
-    return times(normalised(x), head_);
+    RowMatrix wanted(n_logits, x.cols());
+    Index end = 0;
+    Index out = 0;
+    for (const auto& entry : batch) {
+      end += entry.positions.size();
+      wanted.middleRows(out, entry.n_logits) = x.middleRows(end - entry.n_logits, entry.n_logits);
+      out += entry.n_logits;
+    }
+    return times(normalised(wanted), head_);
   }
 
   /// The same from scratch, for a whole sequence.
   /// Shape: [T, V]
   RowMatrix forward_full(std::span<const TokenId> ids) const {
     RowMatrix x = embed(ids);
+    std::vector<Index> positions(ids.size());
+    std::iota(positions.begin(), positions.end(), Index{0});
     for (const Weights& w : layers_) {
       const RowMatrix h = normalised(x);
-      const RowMatrix q = rotated(times(h, w.q), 0);
-      const RowMatrix k = rotated(times(h, w.k), 0);
+      const RowMatrix q = rotated(times(h, w.q), positions);
+      const RowMatrix k = rotated(times(h, w.k), positions);
       const RowMatrix v = times(h, w.v);
       const auto row = [&](bool keys, Index head, Index position, Index i) {
         return (keys ? k : v)(position, head * config.head_dim + i);
@@ -122,11 +161,11 @@ class AttentionModel {
     return x;
   }
 
-  RowMatrix rotated(RowMatrix x, Index first) const {
+  RowMatrix rotated(RowMatrix x, const std::vector<Index>& positions) const {
     for (Index t = 0; t < x.rows(); ++t) {
       for (Index i = 0; i < x.cols(); i += 2) {
         const double exponent = static_cast<double>(i % config.head_dim) / static_cast<double>(config.head_dim);
-        const double angle = static_cast<double>(first + t) * std::pow(100.0, -exponent);
+        const double angle = static_cast<double>(positions[static_cast<std::size_t>(t)]) * std::pow(100.0, -exponent);
         const auto c = static_cast<float>(std::cos(angle));
         const auto s = static_cast<float>(std::sin(angle));
         const float a = x(t, i);
@@ -136,6 +175,22 @@ class AttentionModel {
       }
     }
     return x;
+  }
+
+  // Where each position's key and value lie, head after head.
+  template <class View>
+  static auto rows_of(const View& view) {
+    using Pointer = decltype(view.segment(0, 0, 0).keys);
+    std::vector<std::pair<Pointer, Pointer>> rows;
+    for (Index head = 0; head < view.n_heads(); ++head) {
+      for (Index i = 0; i < view.n_segments(); ++i) {
+        const auto segment = view.segment(0, head, i);
+        for (Index r = 0; r < segment.rows; ++r) {
+          rows.emplace_back(segment.keys + r * view.d_head(), segment.values + r * view.d_head());
+        }
+      }
+    }
+    return rows;
   }
 
   // softmax(q·kᵀ/√d)·v with `visible(i)` keys for query i; `row(keys, kv head, position, i)` reads one stored element.

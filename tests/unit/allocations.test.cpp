@@ -58,15 +58,35 @@ struct SteadyModel {
   TokenId next = 0;
 
   const RowMatrix& forward(std::span<const TokenId> ids, Positions, auto& cache) {
-    for (std::size_t t = 0; t < ids.size(); ++t) {
+    fill(cache, ids.size());
+    choose_next();
+    return logits;
+  }
+
+  template <class Cache>
+  const RowMatrix& forward_batch(std::span<const BatchEntry<Cache>> batch) {
+    Index wanted = 0;
+    for (const auto& entry : batch) {
+      fill(*entry.cache, entry.ids.size());
+      wanted += entry.n_logits;
+    }
+    if (logits.rows() != wanted) logits = RowMatrix::Zero(wanted, 256);
+    choose_next();
+    return logits;
+  }
+
+ private:
+  void fill(auto& cache, std::size_t tokens) {
+    for (std::size_t t = 0; t < tokens; ++t) {
       for (Index layer = 0; layer < 2; ++layer) {
         cache.update(layer, ChunkView::from_projection(rows, 2), ChunkView::from_projection(rows, 2));
       }
     }
-    logits(0, next) = 0.0F;
+  }
+  void choose_next() {
+    logits.col(next).setZero();
     next = static_cast<TokenId>((next + 37) % 256);  // characters whole and broken
-    logits(0, next) = 1.0F;
-    return logits;
+    logits.col(next).setOnes();
   }
 };
 
@@ -91,6 +111,7 @@ TEST_CASE("allocations: the byte path and the stop strings allocate nothing a to
 
 TEST_CASE("allocations: a decode step of a cache allocates nothing") {
   KVCache<Eigen::half> cache({.n_layers = 2, .n_kv_heads = 2, .d_head = 4, .max_len = 1000});
+  PagedKVCache<Eigen::half> paged({.n_layers = 2, .n_kv_heads = 2, .d_head = 4, .max_len = 1000}, 4);
   LatentCache<float> latent({.n_layers = 2, .d_latent = 4, .d_rope = 2, .max_len = 1000});
   const RowMatrix x = RowMatrix::Ones(1, 8);
   const RowMatrix c = RowMatrix::Ones(1, 4);
@@ -99,11 +120,15 @@ TEST_CASE("allocations: a decode step of a cache allocates nothing") {
           for (int i = 0; i < 500; ++i) {
             for (Index layer = 0; layer < 2; ++layer) {
               cache.update(layer, ChunkView::from_projection(x, 2), ChunkView::from_projection(x, 2));
+              paged.update(layer, ChunkView::from_projection(x, 2), ChunkView::from_projection(x, 2));
               latent.update(layer, ChunkView::from_projection(c, 1), ChunkView::from_projection(k, 1));
             }
             static_cast<void>(cache.positions(1));
             static_cast<void>(cache.mask(1));
-            if (i % 10 == 9) cache.truncate(cache.seq_len() - 3);
+            if (i % 10 == 9) {
+              cache.truncate(cache.seq_len() - 3);
+              paged.truncate(paged.seq_len() - 3);
+            }
           }
         }) == 0);
 }
@@ -123,4 +148,24 @@ TEST_CASE("allocations: the greedy loop allocates nothing a token once warm") {
   std::size_t bytes = 0;
   CHECK(count_allocations([&] { bytes = steps(1500); }) == 0);
   CHECK(bytes > 1000);
+}
+
+TEST_CASE("allocations: passes over many requests allocate nothing once warm") {
+  const test_support::BytesTokenizer tokenizer = test_support::BytesTokenizer::of_all_bytes();
+  SteadyModel model;
+  const auto pool = std::make_shared<BlockPool<float>>(pool_dims(cache_dims(model), 2000));
+  Scheduler scheduler(model, tokenizer, pool, {});
+  std::size_t bytes = 0;
+  std::vector<std::future<Generation>> answers;
+  for (TokenId i = 0; i < 4; ++i) {
+    answers.push_back(scheduler.submit(std::vector<TokenId>{i, 2, 3}, {.max_tokens = 2000, .stop = {"no such text"}},
+                                       [&bytes](std::string_view piece) { bytes += piece.size(); }));
+  }
+  const auto steps = [&scheduler](int n) {
+    for (int i = 0; i < n; ++i) scheduler.step();
+  };
+  steps(100);
+  CHECK(count_allocations([&] { steps(1500); }) == 0);
+  CHECK(bytes > 4000);
+  CHECK(pool->ledger().held() >= 4 * 100);
 }
