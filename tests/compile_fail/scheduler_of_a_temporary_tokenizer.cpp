@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: use of deleted function|call to deleted constructor|attempt to use a deleted function|selected a deleted
+// expect: (deleted function|deleted constructor)
 #include <tinyllm/batching/scheduler.hpp>
 
 struct Tokenizer {

@@ -29,13 +29,14 @@ TokenId next_of(const AttentionModel& model, const std::vector<TokenId>& known) 
 
 }  // namespace
 
-TEST_CASE("lessons: of k draft tokens any number may be accepted, and the cache holds all known tokens but one") {
+TEST_CASE_TEMPLATE("lessons: of k draft tokens any number may be accepted, and the cache holds all known tokens but one", Cache,
+                   KVCache<float>, PagedKVCache<float>) {
   const AttentionModel model;
   const std::vector<TokenId> prompt = {4, 8, 15, 16, 23};
   const std::size_t k = 4;
   for (std::size_t accepted = 0; accepted <= k; ++accepted) {
     CAPTURE(accepted);
-    KVCache<float> cache(cache_dims(model));
+    Cache cache(cache_dims(model));
     model.forward(prompt, cache.positions(5), cache);
     std::vector<TokenId> known = prompt;
     known.push_back(next_of(model, known));
@@ -104,4 +105,27 @@ TEST_CASE("lessons: a long answer under a tokenizer with nothing but decode cost
   for (int i = 0; i < 50'000; ++i) static_cast<void>(decoder.push(1 + i % 3));
   CHECK(tokenizer.longest() <= 64);
   CHECK(tokenizer.calls() < 50'000 * 8);
+}
+
+TEST_CASE("lessons: an aborted prefill leaves nothing behind, and what was published of it is right") {
+  const AttentionModel model;
+  std::vector<std::string> words;
+  for (Index i = 0; i < model.config.vocab_size; ++i) words.emplace_back(1, static_cast<char>('A' + i));
+  const BytesTokenizer tokenizer(words);
+  const auto pool = std::make_shared<BlockPool<float>>(pool_dims(cache_dims(model), 16, 4));
+  Scheduler scheduler(model, tokenizer, pool, {.token_budget = 6});
+  const std::vector<TokenId> prompt = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9};
+  std::stop_source source;
+  auto aborted = scheduler.submit(prompt, {.max_tokens = 6, .cancel = source.get_token()});
+  scheduler.step();
+  source.request_stop();
+  scheduler.run();
+  CHECK(aborted.get().finish_reason == FinishReason::cancelled);
+  CHECK(pool->ledger().held() == 0);
+
+  auto again = scheduler.submit(prompt, {.max_tokens = 6});
+  scheduler.run();
+  const Generation out = again.get();
+  CHECK(out.stats.cached_tokens == 4);
+  CHECK(out.ids == generate(model, tokenizer, prompt, {.max_tokens = 6}, "none").ids);
 }

@@ -41,12 +41,13 @@ BytesTokenizer letters() {
 
 }  // namespace
 
-TEST_CASE("generate: a model that throws half-way leaves the cache as before that pass, and it can be used again") {
+TEST_CASE_TEMPLATE("generate: a model that throws half-way leaves the cache as before that pass, and it can be used again",
+                   Cache, KVCache<float>, PagedKVCache<float>) {
   const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
   for (const std::size_t failing : {std::size_t{0}, std::size_t{1}, std::size_t{3}}) {
     ScriptedModel model(ids_of("hello"), 256, 2);
     model.fail_at_call = failing;
-    KVCache<float> cache(cache_dims(model));
+    Cache cache(cache_dims(model));
     CHECK_THROWS_AS(generate(model, tokenizer, "ab", {.max_tokens = 5}, cache), std::runtime_error);
     const Index held = failing == 0 ? 0 : 2 + static_cast<Index>(failing) - 1;
     CHECK(cache.seq_len() == held);
@@ -55,10 +56,10 @@ TEST_CASE("generate: a model that throws half-way leaves the cache as before tha
   }
 }
 
-TEST_CASE("generate: a callback that throws leaves the cache whole") {
+TEST_CASE_TEMPLATE("generate: a callback that throws leaves the cache whole", Cache, KVCache<float>, PagedKVCache<float>) {
   const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
   ScriptedModel model(ids_of("hello"), 256, 2);
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   int pieces = 0;
   const auto throwing = [&pieces](std::string_view) {
     if (++pieces == 3) throw std::runtime_error("the client is gone");
@@ -69,21 +70,24 @@ TEST_CASE("generate: a callback that throws leaves the cache whole") {
   CHECK(generate(model, tokenizer, "ab", {.max_tokens = 5}, cache).text == "hello");
 }
 
-TEST_CASE("generate: logits that allow no choice are an error, and the pass leaves nothing behind") {
+TEST_CASE_TEMPLATE("generate: logits that allow no choice are an error, and the pass leaves nothing behind", Cache,
+                   KVCache<float>, PagedKVCache<float>) {
   const auto hopeless = [](RowMatrix logits) -> RowMatrix {
     return logits.setConstant(std::numeric_limits<float>::quiet_NaN());
   };
   const BytesTokenizer tokenizer = BytesTokenizer::of_all_bytes();
   Converted model(ids_of("x"), 2, hopeless);
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   CHECK_THROWS_AS(generate(model, tokenizer, "ab", {.max_tokens = 5}, cache), std::invalid_argument);
   CHECK(cache.seq_len() == 0);
 }
 
-TEST_CASE("generate: a second turn computes only what the cache does not hold, and the last generated token is in it then") {
+TEST_CASE_TEMPLATE(
+    "generate: a second turn computes only what the cache does not hold, and the last generated token is in it then", Cache,
+    KVCache<float>, PagedKVCache<float>) {
   const AttentionModel model;
   const BytesTokenizer tokenizer = letters();
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   const Generation first = generate(model, tokenizer, "HELLO", {.max_tokens = 6}, cache);
   std::vector<TokenId> conversation = first.prompt_ids;
   conversation.insert(conversation.end(), first.ids.begin(), first.ids.end());
@@ -96,10 +100,11 @@ TEST_CASE("generate: a second turn computes only what the cache does not hold, a
   CHECK(second.ids == generate(model, tokenizer, conversation, {.max_tokens = 6}, "none").ids);
 }
 
-TEST_CASE("generate: the same prompt twice on one cache recomputes one token and gives the same") {
+TEST_CASE_TEMPLATE("generate: the same prompt twice on one cache recomputes one token and gives the same", Cache,
+                   KVCache<float>, PagedKVCache<float>) {
   const AttentionModel model;
   const BytesTokenizer tokenizer = letters();
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   const Generation first = generate(model, tokenizer, "HELLO", {.max_tokens = 6}, cache);
   const Generation second = generate(model, tokenizer, "HELLO", {.max_tokens = 6}, cache);
   CHECK(second.ids == first.ids);
@@ -109,10 +114,10 @@ TEST_CASE("generate: the same prompt twice on one cache recomputes one token and
   for (std::size_t i = 0; i < 6; ++i) CHECK(second.logprobs[i] == doctest::Approx(first.logprobs[i]).epsilon(1e-5));
 }
 
-TEST_CASE("generate: a torn cache is mended before it is used") {
+TEST_CASE_TEMPLATE("generate: a torn cache is mended before it is used", Cache, KVCache<float>, PagedKVCache<float>) {
   const AttentionModel model;
   const BytesTokenizer tokenizer = letters();
-  KVCache<float> cache(cache_dims(model));
+  Cache cache(cache_dims(model));
   const RowMatrix junk = RowMatrix::Ones(3, 16);
   cache.update(0, ChunkView::from_projection(junk, 2), ChunkView::from_projection(junk, 2));
   CHECK(generate(model, tokenizer, "HELLO", {.max_tokens = 6}, cache).ids ==
@@ -300,4 +305,18 @@ TEST_CASE("generation: what did not happen counts as nothing") {
   CHECK(one.timings.prefill_s > 0);
   CHECK(one.timings.prefill_s < 60);
   CHECK(one.timings.decode_s == 0);
+}
+
+TEST_CASE("generate: a pool that runs dry is a full cache, and the sequence goes on when there are blocks again") {
+  const AttentionModel model;
+  const BytesTokenizer tokenizer = letters();
+  const auto pool = std::make_shared<BlockPool<float>>(pool_dims(cache_dims(model), 4, 4));
+  PagedKVCache<float> other(pool);
+  REQUIRE(other.reserve(8));
+  PagedKVCache<float> cache(pool);
+  CHECK_THROWS_AS(generate(model, tokenizer, "HELLO", {.max_tokens = 8}, cache), CacheFull);
+  CHECK(cache.seq_len() == 8);
+  other.clear();
+  CHECK(generate(model, tokenizer, "HELLO", {.max_tokens = 8}, cache).ids ==
+        generate(model, tokenizer, "HELLO", {.max_tokens = 8}, "none").ids);
 }
