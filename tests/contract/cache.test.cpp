@@ -57,6 +57,16 @@ struct Paged : PagedKVCache<Dtype> {
   explicit Paged(const CacheDims& dims) : PagedKVCache<Dtype>(dims, 2) {}
 };
 
+// The caches of one kind, by what they store.
+struct AllContiguous {
+  template <class Dtype>
+  using Of = KVCache<Dtype>;
+};
+struct AllPaged {
+  template <class Dtype>
+  using Of = Paged<Dtype>;
+};
+
 template <class Cache>
 constexpr bool is_paged = std::is_base_of_v<PagedKVCache<typename Cache::value_type>, Cache>;
 
@@ -368,11 +378,11 @@ TEST_CASE("truncate_rolls_back") {
 
 namespace {
 
-template <template <StorageType> class Cache, class Dtype>
+template <class Caches, class Dtype>
 void check_rounding() {
   const CacheDims dims{.n_layers = 2, .n_kv_heads = 1, .d_head = 4, .max_len = 8};
-  Cache<Dtype> cache(dims);
-  CHECK(reserved(cache) * 2 == reserved(Cache<float>(dims)));
+  typename Caches::template Of<Dtype> cache(dims);
+  CHECK(reserved(cache) * 2 == reserved(typename Caches::template Of<float>(dims)));
 
   // Between the rounded neighbours of every type; ties; what only a 32-bit type can hold.
   const RowMatrix k = rows({{0.1F, 1.0F / 3.0F, 2049.0F, -1e-8F}, {1.0009765625F, 257.0F, -0.2F, 0.0F}});
@@ -399,19 +409,19 @@ void check_rounding() {
 }  // namespace
 
 TEST_CASE("float16_cache_rounds_what_it_stores") {
-  check_rounding<KVCache, Eigen::half>();
-  check_rounding<KVCache, Eigen::bfloat16>();
-  check_rounding<Paged, Eigen::half>();
-  check_rounding<Paged, Eigen::bfloat16>();
+  check_rounding<AllContiguous, Eigen::half>();
+  check_rounding<AllContiguous, Eigen::bfloat16>();
+  check_rounding<AllPaged, Eigen::half>();
+  check_rounding<AllPaged, Eigen::bfloat16>();
 }
 
 namespace {
 
-template <template <StorageType> class Cache>
+template <class Caches>
 void float16_generation_stays_close() {
   const AttentionModel model;
-  Cache<float> exact(cache_dims(model));
-  Cache<Eigen::half> half(cache_dims(model));
+  typename Caches::template Of<float> exact(cache_dims(model));
+  typename Caches::template Of<Eigen::half> half(cache_dims(model));
   std::vector<TokenId> ids = some_ids(8, 9, model.config.vocab_size);
   RowMatrix expected = model.forward(ids, exact.positions(8), exact);
   RowMatrix logits = model.forward(ids, half.positions(8), half);
@@ -428,6 +438,6 @@ void float16_generation_stays_close() {
 }  // namespace
 
 TEST_CASE("float16_generation_stays_close") {
-  float16_generation_stays_close<KVCache>();
-  float16_generation_stays_close<Paged>();
+  float16_generation_stays_close<AllContiguous>();
+  float16_generation_stays_close<AllPaged>();
 }
