@@ -199,8 +199,11 @@ TINYLLM_INLINE unsigned bits_at_least(Lanes x, Lanes bound) {
   const IntVector reached = (x.v >= bound.v) & IntVector{1, 2, 4, 8};
   return static_cast<unsigned>(reached[0] | reached[1] | reached[2] | reached[3]);
 }
-/// x·2^n, where shifted = n + 1.5·2^23 as a float.
-TINYLLM_INLINE Lanes times_power(Lanes x, Lanes shifted) { return {as_float(as_int(x.v) + (as_int(shifted.v) << 23))}; }
+/// x·2^n, where shifted = n + 1.5·2^23 as a float; any bits for other n.
+TINYLLM_INLINE Lanes times_power(Lanes x, Lanes shifted) {
+  using Bits = std::uint32_t __attribute__((vector_size(16)));
+  return {reinterpret_cast<FloatVector>(reinterpret_cast<Bits>(x.v) + (reinterpret_cast<Bits>(shifted.v) << 23))};
+}
 
 }  // namespace portable
 }  // namespace TINYLLM_BUILD

@@ -36,24 +36,38 @@ TINYLLM_INLINE float sum_of_lanes(Lanes* part) {
   return horizontal_sum(part[0]);
 }
 
-/// e^t for -87.2 <= t <= 0, to about one unit in the last place.
-TINYLLM_INLINE Lanes exp_of(Lanes t) {
+/// Registers that exponentials are worked out in at a time: their steps alternate, so that none waits for the one before.
+inline constexpr Index together = 4;
+inline constexpr Index stride = together * width;
+
+/// w = e^t for -87.1 <= t <= 0, to about one unit in the last place; anything for other t.
+TINYLLM_INLINE void exponentials(const Lanes* t, Lanes* w) {
   const Lanes magic = broadcast(12582912.0F);  // 1.5 · 2^23: adding it rounds to an integer in the low bits
-  const Lanes shifted = add(product(t, broadcast(1.44269504F)), magic);
-  const Lanes n = subtract(shifted, magic);
-  // ln 2 in two parts, of which the first has so few digits that its product with n is exact.
-  const Lanes r = subtract(subtract(t, product(n, broadcast(0.693359375F))), product(n, broadcast(-2.1219444e-4F)));
-  Lanes p = broadcast(1.3926251e-3F);
-  p = add(product(p, r), broadcast(8.3632329e-3F));
-  p = add(product(p, r), broadcast(4.1666554e-2F));
-  p = add(product(p, r), broadcast(1.6666577e-1F));
-  p = add(product(p, r), broadcast(0.5F));
-  return times_power(add(add(product(p, product(r, r)), r), broadcast(1.0F)), shifted);
+  Lanes shifted[together];
+  Lanes r[together];
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) shifted[j] = add(product(t[j], broadcast(1.44269504F)), magic);
+  // ln 2 in two parts, of which the first has so few digits that its product with an exponent is exact.
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) r[j] = subtract(t[j], product(subtract(shifted[j], magic), broadcast(0.693359375F)));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) r[j] = add(r[j], product(subtract(shifted[j], magic), broadcast(2.1219444e-4F)));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = add(product(r[j], broadcast(1.3926251e-3F)), broadcast(8.3632329e-3F));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = add(product(w[j], r[j]), broadcast(4.1666554e-2F));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = add(product(w[j], r[j]), broadcast(1.6666577e-1F));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = add(product(w[j], r[j]), broadcast(0.5F));
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = add(product(w[j], product(r[j], r[j])), r[j]);
+  TINYLLM_UNROLL
+  for (Index j = 0; j < together; ++j) w[j] = times_power(add(w[j], broadcast(1.0F)), shifted[j]);
 }
 
-/// (score - highest) · scale, where it is a weight at all.
 TINYLLM_INLINE Lanes exponent_of(Lanes x, const Softmax& softmax) {
-  return maximum(product(subtract(x, broadcast(softmax.highest)), broadcast(softmax.scale)), broadcast(-87.2F));
+  return product(subtract(x, broadcast(softmax.highest)), broadcast(softmax.scale));
 }
 
 inline Highest highest(const ScoreBlocks& x, float* maxima) {
@@ -83,16 +97,24 @@ TINYLLM_INLINE Sums weigh_blocks(const ScoreBlocks& x, const Softmax& softmax, f
     Lanes weighted[parts];
     TINYLLM_UNROLL
     for (Index j = 0; j < parts; ++j) sum[j] = weighted[j] = zero();
-    for (Index i = 0; i < block; i += group) {
+    for (Index i = 0; i < block; i += stride) {
+      Lanes score[together];
+      Lanes t[together];
+      Lanes weight[together];
       TINYLLM_UNROLL
-      for (Index j = 0; j < parts; ++j) {
-        const Lanes score = load(p + i + j * width);
-        const Lanes t = exponent_of(score, softmax);
-        const Lanes weight = add_at_least(zero(), score, broadcast(softmax.cut), exp_of(t));
-        sum[j] = add(sum[j], weight);
+      for (Index j = 0; j < together; ++j) {
+        score[j] = load(p + i + j * width);
+        t[j] = exponent_of(score[j], softmax);
+      }
+      exponentials(t, weight);
+      TINYLLM_UNROLL
+      for (Index j = 0; j < together; ++j) {
+        const Index part = j % parts;
+        const Lanes cut = broadcast(softmax.cut);
+        sum[part] = add_at_least(sum[part], score[j], cut, weight[j]);
         if constexpr (Stored) {
-          store(weights + b * block + i + j * width, weight);
-          weighted[j] = add(weighted[j], product(weight, t));
+          store(weights + b * block + i + j * width, add_at_least(zero(), score[j], cut, weight[j]));
+          weighted[part] = add_at_least(weighted[part], score[j], cut, product(weight[j], t[j]));
         }
       }
     }
@@ -134,7 +156,7 @@ inline Sums keep(const ScoreBlocks& x, const float* maxima, const Softmax& softm
         const Lanes weight = add_at_least(zero(), score, broadcast(bound), load(at));
         store(at, weight);
         sum[j] = add(sum[j], weight);
-        weighted[j] = add(weighted[j], product(weight, exponent_of(score, softmax)));
+        weighted[j] = add_at_least(weighted[j], score, broadcast(bound), product(weight, exponent_of(score, softmax)));
       }
     }
     sums[b] = sum_of_lanes(sum);
