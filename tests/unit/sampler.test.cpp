@@ -195,6 +195,9 @@ TEST_CASE("sampler: greedy takes the highest logit, the lowest id on a tie, and 
   CHECK(greedy_choice(std::vector<float>{1, 3, 3}) == 1);
   CHECK(greedy_choice(std::vector<float>{not_a_number, -5, not_a_number}) == 1);
   CHECK(greedy_choice(std::vector<float>{0, infinity, infinity}) == 1);
+  std::vector<float> one(1000, not_a_number);  // more behind it than in front
+  one[3] = -1e30F;
+  CHECK(greedy_choice(one) == 3);
   CHECK_THROWS_AS(greedy_choice({}), std::invalid_argument);
   CHECK_THROWS_AS(greedy_choice(std::vector<float>{not_a_number, -infinity}), std::invalid_argument);
 }
@@ -497,6 +500,7 @@ TEST_CASE("sampler: of equal logits without number the lowest ids are kept") {
     CHECK(ids.back() == static_cast<TokenId>(ids.size()) - 1);
     return ids.size();
   };
+  CHECK(greedy_choice(logits) == 0);
   CHECK(first_ids({.temperature = 1.0F}) == 100'003);
   CHECK(first_ids({.temperature = 1.0F, .min_p = 1.0F}) == 100'003);
   CHECK(first_ids({.temperature = 1.0F, .top_k = 1}) == 1);

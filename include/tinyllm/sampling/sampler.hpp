@@ -230,7 +230,7 @@ class Sampler {
   // Weights of what min_p, top_k and top_p leave; block by block, as sums_ says where there are any.
   void filter(std::span<const float> scores) {
     const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level_);
-    gather(scores, kernels);
+    choose_pool(scores, kernels);
     weights_.resize(static_cast<std::size_t>(pool_.blocks().count) * block_size);
     sums_.resize(static_cast<std::size_t>(pool_.blocks().count));
     kept_ = kernels.weigh(pool_.blocks(), softmax_, weights_.data(), sums_.data());
@@ -239,7 +239,7 @@ class Sampler {
   }
 
   // The pool: what min_p and top_k leave if they make it smaller, else all.
-  void gather(std::span<const float> scores, const sampler_detail::SamplingKernels& kernels) {
+  void choose_pool(std::span<const float> scores, const sampler_detail::SamplingKernels& kernels) {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     gathered_ = false;
     pool_.set(scores, kernels);
@@ -260,15 +260,15 @@ class Sampler {
     }
     if (params_.top_k > 0 && params_.top_k < pool_.size()) {
       const float low = std::max(softmax_.cut, pool_.reached_by(params_.top_k));
-      keep(pool_.prefix(nullptr, static_cast<double>(params_.top_k), low, kernels), params_.top_k, kernels);
+      shrink_pool(pool_.prefix(nullptr, static_cast<double>(params_.top_k), low, kernels), params_.top_k, kernels);
     } else if (params_.min_p > 0) {
       // Where most scores are kept, a pass over all of them costs less.
-      keep(sampler_detail::all_from(softmax_.cut), std::max(sampler_detail::few, pool_.size() / 16), kernels);
+      shrink_pool(sampler_detail::all_from(softmax_.cut), std::max(sampler_detail::few, pool_.size() / 16), kernels);
     }
   }
 
   // Makes the pool what a prefix keeps, if that is no more than `most`.
-  void keep(const sampler_detail::Prefix& prefix, Index most, const sampler_detail::SamplingKernels& kernels) {
+  void shrink_pool(const sampler_detail::Prefix& prefix, Index most, const sampler_detail::SamplingKernels& kernels) {
     gathered_ids_.resize(static_cast<std::size_t>(most + sampler_detail::group));
     const Index n = kernels.collect(pool_.blocks(), pool_.maxima(), prefix, pool_.highest(), most, gathered_ids_.data());
     if (n > most) return;
