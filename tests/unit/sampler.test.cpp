@@ -142,7 +142,7 @@ std::vector<float> random_logits(Kind kind, std::size_t n, std::mt19937& random)
 SamplingParams random_params(std::size_t n, std::mt19937& random) {
   const auto any = [&random](std::initializer_list<float> values) { return values.begin()[random() % values.size()]; };
   const Index k[] = {0, 0, 1, 2, 40, 300, static_cast<Index>(n) - 1, static_cast<Index>(n)};
-  return {.temperature = any({0.3F, 1.0F, 1.0F, 1.7F, 1e-6F, 1e30F}),
+  return {.temperature = any({0.3F, 1.0F, 1.0F, 2.0F, 1e-6F, 1e30F}),
           .min_p = any({0.0F, 0.0F, 0.05F, 0.5F, 1.0F, 1e-20F}),
           .top_k = k[random() % 8],
           .top_p = any({1.0F, 1.0F, 0.999F, 0.95F, 0.5F, 1e-9F})};
@@ -519,4 +519,30 @@ TEST_CASE("sampler: what lies in the last, broken block counts like any other") 
   CHECK(kept(logits, {.temperature = 1.0F, .top_k = 3}) == std::vector<TokenId>{255, 768, 772});
   CHECK(kept(logits, {.temperature = 1.0F, .min_p = 0.1F}) == std::vector<TokenId>{255, 768, 772});
   CHECK(kept(logits, {.temperature = 0.1F, .top_p = 0.99999F}) == std::vector<TokenId>{768, 772});
+}
+
+TEST_CASE("sampler: what a sampler did before changes nothing") {
+  std::mt19937 random(43);
+  for (const SamplingParams& params : {SamplingParams{.temperature = 1.0F, .min_p = 0.1F}, SamplingParams{},
+                                       SamplingParams{.temperature = 0.7F, .top_k = 30, .top_p = 0.9F},
+                                       SamplingParams{.presence_penalty = 1.0F, .temperature = 1.0F, .top_p = 0.9F}}) {
+    Sampler used(params);
+    for (int i = 0; i < 60; ++i) {
+      const std::size_t n = random_size(random);
+      const std::vector<float> logits = random_logits(static_cast<Kind>(i % n_kinds), n, random);
+      const std::vector<TokenId> history = {0};
+      Rng rng = request_rng(static_cast<std::uint64_t>(i));
+      Rng same = rng;
+      const Sampled next = used.sample(logits, history, rng, {});
+      const Sampled expected = Sampler(params).sample(logits, history, same, {});
+      CHECK(next.id == expected.id);
+      CHECK(next.logprob == expected.logprob);
+      CHECK(next.entropy == expected.entropy);
+      Sampler fresh(params);
+      const std::span<const Candidate> of_fresh = fresh.candidates(logits, history, {});
+      const std::span<const Candidate> of_used = used.candidates(logits, history, {});
+      CHECK(std::equal(of_used.begin(), of_used.end(), of_fresh.begin(), of_fresh.end(),
+                       [](const auto& a, const auto& b) { return a.id == b.id && a.probability == b.probability; }));
+    }
+  }
 }

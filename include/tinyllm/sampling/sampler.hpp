@@ -75,6 +75,13 @@ inline float log_share(float chosen, float highest, double sum) {
   return static_cast<float>(static_cast<double>(chosen) - static_cast<double>(highest) - std::log(sum));
 }
 
+inline float log_share_of(std::span<const float> logits, TokenId id, float highest, const SamplingKernels& kernels) {
+  Tail tail;
+  const ScoreBlocks blocks = blocks_of(logits, tail);
+  const double sum = std::isinf(highest) ? 0.0 : kernels.sum(blocks, softmax_at(highest, 1.0F));
+  return log_share(logits[static_cast<std::size_t>(id)], highest, sum);
+}
+
 }  // namespace sampler_detail
 
 inline namespace TINYLLM_BUILD {
@@ -85,10 +92,8 @@ inline namespace TINYLLM_BUILD {
 inline float log_probability(std::span<const float> logits, TokenId id, CpuLevel level = best_level()) {
   const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level);
   sampler_detail::Tail tail;
-  const sampler_detail::ScoreBlocks blocks = sampler_detail::blocks_of(logits, tail);
-  const float highest = kernels.highest(blocks, nullptr).score + 0.0F;  // +0 rather than -0
-  const double sum = std::isinf(highest) ? 0.0 : kernels.sum(blocks, sampler_detail::softmax_at(highest, 1.0F));
-  return sampler_detail::log_share(logits[static_cast<std::size_t>(id)], highest, sum);
+  const float highest = kernels.highest(sampler_detail::blocks_of(logits, tail), nullptr).score;
+  return sampler_detail::log_share_of(logits, id, highest + 0.0F, kernels);  // +0 rather than -0
 }
 
 /// The highest logit, the lowest id on a tie, NaN never.
@@ -146,15 +151,16 @@ class Sampler {
     const std::span<const float> scores = adjusted(logits, history, prompt, never);
     if (params_.temperature == 0) {
       const TokenId id = greedy_choice(scores, level_);
-      return {id, log_probability(logits, id, level_), 0.0};
+      highest_ = scores[static_cast<std::size_t>(id)] + 0.0F;
+      return {id, log_probability_of(id, logits, scores), 0.0};
     }
     filter(scores);
     const TokenId id = id_of(draw(rng));
     const double entropy = std::max(0.0, std::log(kept_.weights) - kept_.weighted / kept_.weights);
     if (whole_softmax_ && scores.data() == logits.data()) {  // its sum is known already
-      return {id, sampler_detail::log_share(logits[static_cast<std::size_t>(id)], softmax_.highest, all_weights_), entropy};
+      return {id, sampler_detail::log_share(logits[static_cast<std::size_t>(id)], highest_, all_weights_), entropy};
     }
-    return {id, log_probability(logits, id, level_), entropy};
+    return {id, log_probability_of(id, logits, scores), entropy};
   }
 
   /// The ids that may be drawn, in the order of ids; one at temperature 0. An id whose probability is less than e^-87 of the
@@ -227,6 +233,12 @@ class Sampler {
     }
   }
 
+  // Of the raw logits, whose highest one is known if nothing has adjusted them.
+  float log_probability_of(TokenId id, std::span<const float> logits, std::span<const float> scores) const {
+    if (scores.data() != logits.data()) return log_probability(logits, id, level_);
+    return sampler_detail::log_share_of(logits, id, highest_, sampler_detail::sampling_kernels(level_));
+  }
+
   // Weights of what min_p, top_k and top_p leave; block by block, as sums_ says where there are any.
   void filter(std::span<const float> scores) {
     const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level_);
@@ -243,8 +255,9 @@ class Sampler {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     gathered_ = false;
     pool_.set(scores, kernels);
-    if (pool_.highest() == -infinity) sampler_detail::nothing_to_choose(scores.size());
-    const bool infinite = pool_.highest() == infinity;
+    highest_ = pool_.highest();
+    if (highest_ == -infinity) sampler_detail::nothing_to_choose(scores.size());
+    const bool infinite = highest_ == infinity;
     if (infinite) {  // these share all there is
       scores_.assign(scores.begin(), scores.end());
       for (float& score : scores_) score = score == infinity ? 0.0F : -infinity;
@@ -323,6 +336,7 @@ class Sampler {
   std::vector<float> scores_;
   std::vector<unsigned char> seen_;
 
+  float highest_ = 0;  // of the scores
   sampler_detail::ScorePool pool_;
   bool gathered_ = false;  // then the pool holds the scores of gathered_ids_ alone
   std::vector<TokenId> gathered_ids_;

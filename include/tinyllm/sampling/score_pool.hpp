@@ -143,6 +143,7 @@ class ScorePool {
 
   Prefix end_among(Index n, const float* weights, double target, double above, float high) {
     sorted_.clear();
+    sorted_.reserve(static_cast<std::size_t>(few));
     for (Index i = 0; i < n; ++i) {
       const TokenId index = found_[static_cast<std::size_t>(i)];
       sorted_.push_back({(*this)[index], index});
