@@ -93,7 +93,7 @@ inline float log_probability(std::span<const float> logits, TokenId id, CpuLevel
   const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level);
   sampler_detail::Tail tail;
   const float highest = kernels.highest(sampler_detail::blocks_of(logits, tail), nullptr).score;
-  return sampler_detail::log_share_of(logits, id, highest + 0.0F, kernels);  // +0 rather than -0
+  return sampler_detail::log_share_of(logits, id, highest, kernels);
 }
 
 /// The highest logit, the lowest id on a tie, NaN never.
@@ -151,7 +151,7 @@ class Sampler {
     const std::span<const float> scores = adjusted(logits, history, prompt, never);
     if (params_.temperature == 0) {
       const TokenId id = greedy_choice(scores, level_);
-      highest_ = scores[static_cast<std::size_t>(id)] + 0.0F;
+      highest_ = scores[static_cast<std::size_t>(id)];
       return {id, log_probability_of(id, logits, scores), 0.0};
     }
     filter(scores);

@@ -72,7 +72,7 @@ class ScorePool {
     size_ = static_cast<Index>(scores.size());
     blocks_ = blocks_of(scores, tail_);
     maxima_.resize(static_cast<std::size_t>(blocks_.count));
-    highest_ = kernels.highest(blocks(), maxima_.data()).score + 0.0F;  // +0 rather than -0
+    highest_ = kernels.highest(blocks(), maxima_.data()).score;
   }
 
   /// Scores that are there.
