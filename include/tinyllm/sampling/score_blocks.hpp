@@ -20,7 +20,7 @@ inline constexpr Index block = 256;
 /// Lanes over which a block is summed, at every level.
 inline constexpr Index group = 16;
 /// Bounds that one pass measures.
-inline constexpr Index n_bounds = 7;
+inline constexpr Index n_bounds = 8;
 
 /// exp of less than this is no weight at all; above it, weights are normal floats.
 inline constexpr float least_exponent = -87.0F;

@@ -112,14 +112,20 @@ class ScorePool {
     TokenId index;
   };
 
-  // Makes [low, high] about n_bounds times as narrow.
+  static constexpr Index even_steps = n_bounds - 2;
+
+  // Makes [low, high] about even_steps times as narrow.
   void narrow(const float* weights, double target, int round, float& low, float& high, double& above,
               const SamplingKernels& kernels) const {
     std::array<float, n_bounds> bounds;
     std::array<double, n_bounds> reached;
-    for (Index j = 0; j < n_bounds; ++j) {
-      bounds[static_cast<std::size_t>(j)] = j + 1 == n_bounds ? high : between(low, high, j + 1, round);
+    // Two of the bounds are about a score that is there: of many equal ones, a few rounds may find no other.
+    bounds[0] = (*this)[found_.front()];
+    bounds[1] = next_above(bounds[0]);
+    for (Index step = 1; step <= even_steps; ++step) {
+      bounds[static_cast<std::size_t>(step + 1)] = step == even_steps ? high : between(low, high, step, round);
     }
+    std::sort(bounds.begin(), bounds.end());
     kernels.measure(blocks(), maxima(), weights, bounds.data(), reached.data());
     for (std::size_t j = bounds.size(); j-- > 0;) {
       if (reached[j] >= target) {
@@ -136,9 +142,9 @@ class ScorePool {
     constexpr int rounds = 8;
     if (round < rounds) {
       const double width = static_cast<double>(high) - static_cast<double>(low);
-      return static_cast<float>(std::fma(width, static_cast<double>(step) / n_bounds, static_cast<double>(low)));
+      return static_cast<float>(std::fma(width, static_cast<double>(step) / even_steps, static_cast<double>(low)));
     }
-    return at_place(place_of(low) + (place_of(high) - place_of(low)) * step / n_bounds);
+    return at_place(place_of(low) + (place_of(high) - place_of(low)) * step / even_steps);
   }
 
   Prefix end_among(Index n, const float* weights, double target, double above, float high) {
