@@ -7,8 +7,11 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <vector>
 
 namespace {
 
@@ -131,6 +134,50 @@ TEST_CASE("allocations: a decode step of a cache allocates nothing") {
             }
           }
         }) == 0);
+}
+
+TEST_CASE_TEMPLATE("allocations: attention allocates nothing once its workspace has grown", Dtype, float, std::int8_t) {
+  KVCache<Dtype> cache({.n_layers = 1, .n_kv_heads = 2, .d_head = 32, .max_len = 3000});
+  const RowMatrix rows = RowMatrix::Random(2000, 64);
+  const RowMatrix q = RowMatrix::Random(1, 3 * 64);
+  RowMatrix out(1, q.cols());
+  cache.update(0, ChunkView::from_projection(rows, 2), ChunkView::from_projection(rows, 2));
+  const ChunkView next(rows.data(), {.batch = 1, .heads = 2, .tokens = 1, .d = 32});
+  const auto check = [&](auto& executor) {
+    AttendWorkspace workspace;
+    const auto steps = [&](int n) {
+      for (int i = 0; i < n; ++i) attend(cache.update(0, next, next), q, out, workspace, {}, executor);
+    };
+    steps(800);
+    cache.truncate(2000);
+    CHECK(count_allocations([&] { steps(800); }) == 0);
+    cache.truncate(2000);
+  };
+  SerialExecutor serial;
+  ThreadPool pool(2);
+  check(serial);
+  check(pool);
+}
+
+TEST_CASE("allocations: the sampler allocates nothing once warm") {
+  std::vector<float> logits(20'000);
+  const auto choose = [&logits](Sampler& sampler, Rng& rng, int n) {
+    for (int i = 0; i < n; ++i) {
+      for (std::size_t id = 0; id < logits.size(); ++id) {
+        logits[id] = 4.0F * std::sin(static_cast<float>(id * id % 7919 + static_cast<std::size_t>(i)));
+      }
+      static_cast<void>(sampler.sample(logits, {}, rng, {}));
+    }
+  };
+  const std::vector<SamplingParams> all = {
+      {}, {.temperature = 1.0F, .top_k = 40, .top_p = 0.95F}, {.temperature = 1.0F, .top_p = 0.95F}};
+  for (const SamplingParams& params : all) {
+    CAPTURE(params.top_k);
+    Sampler sampler(params);
+    Rng rng = request_rng();
+    choose(sampler, rng, 3);
+    CHECK(count_allocations([&] { choose(sampler, rng, 50); }) == 0);
+  }
 }
 
 TEST_CASE("allocations: the greedy loop allocates nothing a token once warm") {
