@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What choosing a token costs: vocabularies of real models, every kind of filter, logits with a few likely ids and logits
-// that are nearly flat. `portable_...` are the same for an old processor.
+// that are nearly flat. `us_a_token` is the best
+// mean of 4 choices.
+#include "suite.hpp"
+
 #include <tinyllm/sampling/sampler.hpp>
 
 #include <benchmark/benchmark.h>
@@ -26,17 +29,29 @@ std::vector<float> logits_of(std::size_t n, bool peaked) {
   return logits;
 }
 
-void choose_greedily(benchmark::State& state, CpuLevel level, bool peaked) {
-  const std::vector<float> logits = logits_of(static_cast<std::size_t>(state.range(0)), peaked);
-  for (auto _ : state) benchmark::DoNotOptimize(greedy_choice(logits, level));
+template <class F>
+void measure(benchmark::State& state, F choose) {
+  constexpr int choices = 4;
+  bench::Best best;
+  for (auto _ : state) {
+    state.SetIterationTime(best.take([&] {
+      for (int i = 0; i < choices; ++i) benchmark::DoNotOptimize(choose());
+    }));
+  }
+  state.counters["us_a_token"] = best.seconds() * 1e6 / choices;
 }
 
-void choose(benchmark::State& state, CpuLevel level, bool peaked, const SamplingParams& params) {
-  const std::vector<float> logits = logits_of(static_cast<std::size_t>(state.range(0)), peaked);
+void choose_greedily(benchmark::State& state, CpuLevel level, std::size_t n, bool peaked) {
+  const std::vector<float> logits = logits_of(n, peaked);
+  measure(state, [&] { return greedy_choice(logits, level); });
+}
+
+void choose(benchmark::State& state, CpuLevel level, std::size_t n, bool peaked, const SamplingParams& params) {
+  const std::vector<float> logits = logits_of(n, peaked);
   const std::vector<TokenId> prompt = {1, 2, 3, 5, 8, 13};
   Sampler sampler(params, level);
   Rng rng = request_rng(3);
-  for (auto _ : state) benchmark::DoNotOptimize(sampler.sample(logits, {}, rng, prompt));
+  measure(state, [&] { return sampler.sample(logits, {}, rng, prompt); });
 }
 
 struct Case {
@@ -44,7 +59,7 @@ struct Case {
   SamplingParams params;
 };
 
-void add_benchmarks(CpuLevel level, const std::string& prefix, const std::vector<std::int64_t>& vocabularies) {
+void add_benchmarks(CpuLevel level, const std::vector<std::int64_t>& vocabularies) {
   const std::vector<Case> cases = {
       {"greedy_logprob", {}},
       {"top_k_top_p", {.temperature = 1.0F, .top_k = 40, .top_p = 0.95F}},
@@ -55,16 +70,18 @@ void add_benchmarks(CpuLevel level, const std::string& prefix, const std::vector
       {"top_k_large", {.temperature = 1.0F, .top_k = 5000}},
       {"penalties_greedy", {.repetition_penalty = 1.1F}},
   };
-  const auto add = [&](const std::string& name, auto function) {
-    auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), function);
-    benchmark->ArgName("vocabulary")->Unit(benchmark::kMicrosecond);
-    for (const std::int64_t n : vocabularies) benchmark->Arg(n);
-  };
-  for (const bool peaked : {true, false}) {
-    const std::string shape = peaked ? "/peaked" : "/flat";
-    add(prefix + "greedy_choice" + shape, [=](benchmark::State& state) { choose_greedily(state, level, peaked); });
-    for (const Case& one : cases) {
-      add(prefix + one.name + shape, [=](benchmark::State& state) { choose(state, level, peaked, one.params); });
+  for (const std::int64_t n : vocabularies) {
+    for (const bool peaked : {true, false}) {
+      const auto add = [&](const char* what, auto function) {
+        const std::string name = std::string("sampler/case:") + what + "/logits:" + (peaked ? "peaked" : "flat") +
+                                 "/vocabulary:" + std::to_string(n) + "/level:" + tinyllm::name(level);
+        benchmark::RegisterBenchmark(name.c_str(), function)->UseManualTime()->Iterations(100)->Unit(benchmark::kMicrosecond);
+      };
+      const auto size = static_cast<std::size_t>(n);
+      add("greedy_choice", [=](benchmark::State& state) { choose_greedily(state, level, size, peaked); });
+      for (const Case& one : cases) {
+        add(one.name, [=](benchmark::State& state) { choose(state, level, size, peaked, one.params); });
+      }
     }
   }
 }
@@ -72,8 +89,7 @@ void add_benchmarks(CpuLevel level, const std::string& prefix, const std::vector
 }  // namespace
 
 int main(int argc, char** argv) {
-  add_benchmarks(best_level(), "", {49152, 131072, 262144});
-  add_benchmarks(CpuLevel::portable, "portable_", {131072});
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
+  add_benchmarks(best_level(), {49152, 131072, 262144});
+  if (best_level() != CpuLevel::portable) add_benchmarks(CpuLevel::portable, {131072});
+  return bench::run_suite(argc, argv);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a token costs on its way from id to text: both decoder paths, printable or not, short streams and long ones, and
-// stop strings from none to a thousand. `per_token` is the time of one token.
+// stop strings from none to a thousand. `ns_a_token` is the time of one token.
+#include "suite.hpp"
 #include "support/bytes_tokenizer.hpp"
 
 #include <tinyllm/text/text_stream.hpp>
@@ -34,22 +35,23 @@ std::vector<TokenId> ids(std::size_t n, bool printable) {
   return out;
 }
 
-void count(benchmark::State& state, std::size_t tokens) {
-  state.counters["per_token"] = benchmark::Counter(static_cast<double>(tokens),
-                                                   benchmark::Counter::kIsIterationInvariantRate | benchmark::Counter::kInvert);
+template <class F>
+void measure(benchmark::State& state, std::size_t tokens, F f) {
+  bench::Best best;
+  for (auto _ : state) state.SetIterationTime(best.take(f));
+  state.counters["ns_a_token"] = best.seconds() * 1e9 / static_cast<double>(tokens);
 }
 
 template <class Tokenizer>
 void push_all(benchmark::State& state, const Tokenizer& tokenizer) {
   const auto n = static_cast<std::size_t>(state.range(0));
   const std::vector<TokenId> all = ids(n, state.range(1) != 0);
-  for (auto _ : state) {
+  measure(state, n, [&] {
     IncrementalDecoder decoder(tokenizer);
     std::size_t bytes = 0;
     for (const TokenId id : all) bytes += decoder.push(id).size();
     benchmark::DoNotOptimize(bytes);
-  }
-  count(state, n);
+  });
 }
 
 void decoder_by_bytes(benchmark::State& state) { push_all(state, tokenizer()); }
@@ -59,19 +61,26 @@ void stream_with_stops(benchmark::State& state) {
   std::vector<std::string> stops;
   for (std::int64_t i = 0; i < state.range(0); ++i) stops.push_back(" grapes and more " + std::to_string(i));
   const std::vector<TokenId> all = ids(100'000, true);
-  for (auto _ : state) {
+  measure(state, all.size(), [&] {
     TextStream stream(tokenizer(), {.stop = stops});
     std::size_t bytes = 0;
     for (const TokenId id : all) bytes += stream.push(id).size();
     benchmark::DoNotOptimize(bytes);
-  }
-  count(state, all.size());
+  });
 }
 
-BENCHMARK(decoder_by_bytes)->ArgNames({"tokens", "printable"})->ArgsProduct({{1'000, 1'000'000}, {0, 1}});
-BENCHMARK(decoder_through_window)->ArgNames({"tokens", "printable"})->ArgsProduct({{1'000, 1'000'000}, {0, 1}});
-BENCHMARK(stream_with_stops)->ArgName("stops")->Arg(0)->Arg(1)->Arg(20)->Arg(1000);
+BENCHMARK(decoder_by_bytes)
+    ->ArgNames({"tokens", "printable"})
+    ->ArgsProduct({{1'000, 1'000'000}, {0, 1}})
+    ->UseManualTime()
+    ->MinTime(0.1);
+BENCHMARK(decoder_through_window)
+    ->ArgNames({"tokens", "printable"})
+    ->ArgsProduct({{1'000, 1'000'000}, {0, 1}})
+    ->UseManualTime()
+    ->MinTime(0.1);
+BENCHMARK(stream_with_stops)->ArgName("stops")->Arg(0)->Arg(1)->Arg(20)->Arg(1000)->UseManualTime()->MinTime(0.1);
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) { return bench::run_suite(argc, argv); }
