@@ -68,7 +68,7 @@ void add_conversions() {
                              "/level:" + tinyllm::name(level);
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { beside_memcpy<Dtype>(state, count, convert); })
         ->UseManualTime()
-        ->Iterations(8)
+        ->Iterations(16)
         ->Unit(benchmark::kMillisecond);
   };
   for (const Index count : {Index{4096}, Index{1} << 24}) {
