@@ -70,7 +70,7 @@ def decode(lines, machine, path):
     """Share of the read bandwidth: a group of bars for each type, a bar for each level; a panel for each shape."""
     picture = Picture()
     picture.text(20, 26, "One decode step's attention, 8192 positions, one thread", bold=True, size=15)
-    picture.text(20, 45, f"read speed as a share of what this machine reads in the same run; {machine}")
+    picture.text(20, 45, f"read speed as a share of the best plain reading in the same run; {machine}")
     panel, top, bottom = (WIDTH - 60) / 2, 100, 320
     colours = dict(zip(LEVELS, COLOURS))
     picture.legend(60, 70, [(level, colours[level]) for level in LEVELS])

@@ -29,6 +29,13 @@ inline constexpr Index working_set = Index{256} << 20;
 /// Measured at a time: a millisecond is seldom interrupted, while the whole nearly always is where others work as well.
 inline constexpr Index piece_bytes = Index{8} << 20;
 
+/// Which way of reading is fastest depends on the processor.
+enum class Reading {
+  in_order,  ///< a head's keys, then its values
+  ahead,     ///< the same, each line asked for ahead of time
+  in_turn,   ///< a page of keys, a page of values
+};
+
 template <class Dtype>
 class FilledCache {
  public:
@@ -48,8 +55,7 @@ class FilledCache {
     for (Index layer = 0; layer < n_layers; ++layer) {
       for (Index head = 0; head < shape.n_kv_heads; ++head) {
         const auto segment = cache_.view(layer).segment(0, head, 0);
-        parts_.push_back(segment.keys);
-        parts_.push_back(segment.values);
+        heads_.push_back({reinterpret_cast<const char*>(segment.keys), reinterpret_cast<const char*>(segment.values)});
       }
     }
     part_bytes_ = s * shape.d_head * Index{sizeof(Dtype)};
@@ -65,7 +71,7 @@ class FilledCache {
   double bytes() const { return static_cast<double>(cache_.nbytes()) / static_cast<double>(n_pieces()); }
   /// Without the scales of int8 rows.
   double bytes_of_elements() const {
-    return static_cast<double>(part_bytes_) * static_cast<double>(parts_.size()) / static_cast<double>(n_pieces());
+    return 2.0 * static_cast<double>(part_bytes_) * static_cast<double>(heads_.size()) / static_cast<double>(n_pieces());
   }
 
   /// Calls `f(view)` for each layer of a piece; counts pieces round and round.
@@ -75,38 +81,51 @@ class FilledCache {
     for (Index layer = first; layer < first + layers_a_piece_; ++layer) f(view(layer));
   }
 
-  /// Reads every element of a piece once, in order, each thread its share: what memory can give. Some processors are faster
-  /// if they are asked ahead of time.
-  void read(Index piece, tinyllm::ThreadPool& pool, bool fetching_ahead) const {
-    const Index n_parts = static_cast<Index>(parts_.size()) / n_pieces();
-    const Index first = piece % n_pieces() * n_parts;
+  /// Reads every element of a piece once, each thread its share: what memory can give.
+  void read(Index piece, tinyllm::ThreadPool& pool, Reading way) const {
+    const Index n_heads = static_cast<Index>(heads_.size()) / n_pieces();
     const Index threads = pool.concurrency();
     pool.run(threads, [&](Index thread) {
-      for (Index i = n_parts * thread / threads; i < n_parts * (thread + 1) / threads; ++i) {
-        const void* part = parts_[static_cast<std::size_t>(first + i)];
-        fetching_ahead ? read_part<true>(part) : read_part<false>(part);
+      const Index first = part_bytes_ * thread / threads / line * line;
+      const Index end = part_bytes_ * (thread + 1) / threads / line * line;
+      std::uint64_t sum = 0;
+      for (Index i = 0; i < n_heads; ++i) {
+        const Head& head = heads_[static_cast<std::size_t>(piece % n_pieces() * n_heads + i)];
+        const Index step = way == Reading::in_turn ? 4096 : end - first;
+        for (Index at = first; at < end; at += step) {
+          const Index n = std::min(step, end - at);
+          sum ^= way == Reading::ahead ? read_bytes<true>(head.keys + at, n) : read_bytes<false>(head.keys + at, n);
+          sum ^= way == Reading::ahead ? read_bytes<true>(head.values + at, n) : read_bytes<false>(head.values + at, n);
+        }
       }
+      sink_.store(sum, std::memory_order_relaxed);
     });
   }
 
  private:
-  template <bool fetching_ahead>
-  void read_part(const void* part) const {
+  struct Head {
+    const char* keys;
+    const char* values;
+  };
+  static constexpr Index line = 64;
+
+  template <bool ahead>
+  static std::uint64_t read_bytes(const char* from, Index n) {
     using Vector = std::uint64_t __attribute__((vector_size(16)));
-    const auto* p = static_cast<const Vector*>(part);
     Vector sum[4] = {};
-    for (Index i = 0; i + 4 <= part_bytes_ / 16; i += 4) {
-      if constexpr (fetching_ahead) __builtin_prefetch(p + i + 128);
-      for (Index j = 0; j < 4; ++j) sum[j] ^= p[i + j];
+    for (Index i = 0; i < n; i += line) {
+      if constexpr (ahead) __builtin_prefetch(from + i + 2048);
+      const auto* p = reinterpret_cast<const Vector*>(from + i);
+      for (Index j = 0; j < 4; ++j) sum[j] ^= p[j];
     }
     sum[0] ^= sum[1] ^ sum[2] ^ sum[3];
-    sink_.store(sum[0][0] ^ sum[0][1], std::memory_order_relaxed);
+    return sum[0][0] ^ sum[0][1];
   }
 
   Index layers_a_piece_;
   tinyllm::KVCache<Dtype> cache_;
-  std::vector<const void*> parts_;  // keys and values of each head, layer after layer
-  Index part_bytes_ = 0;
+  std::vector<Head> heads_;  // layer after layer
+  Index part_bytes_ = 0;     // of a head's keys
   mutable std::atomic<std::uint64_t> sink_{0};
 };
 
