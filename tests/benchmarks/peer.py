@@ -116,7 +116,9 @@ class LlamaCpp:
         command = [*self.command, "-f", prompt_file, "-n", str(case.new), "-c", "8192", "-ctk", kv, "-ctv", kv]
         _, text, first_s, peak = timed(command, self.environment)
         prefill = re.search(r"prompt eval time =\s+(\S+) ms /\s+(\d+) tokens", text)
-        decode = re.search(r" eval time =\s+(\S+) ms /\s+(\d+) runs", text[prefill.end() :])
+        decode = prefill and re.search(r" eval time =\s+(\S+) ms /\s+(\d+) runs", text[prefill.end() :])
+        if not decode:
+            raise Refused(f"no times in {text[-500:]!r}")
         steps = int(decode[2])
         return Run(
             prefill=int(prefill[2]) / float(prefill[1]) * 1000,
