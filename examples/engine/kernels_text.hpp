@@ -148,6 +148,9 @@ TINYLLM_INLINE void block_of_bytes(const std::byte* block, int first_part, const
   }
 }
 
+// How far ahead of a tile of several tokens its weights are asked for.
+inline constexpr Index blocks_ahead = 8;
+
 template <PanelFormat F, int Parts, int T>
 void quantized_tile(const std::byte* panel, int first_part, const QuantizedRows& x, Index first, Index cols, const Target& to) {
   using L = Layout<F>;
@@ -157,6 +160,10 @@ void quantized_tile(const std::byte* panel, int first_part, const QuantizedRows&
   Tile<Parts, T> tile;
   clear(tile);
   for (Index b = 0; b < n_blocks; ++b, panel += L::bytes, q += 32, ++scales) {
+    // With several tokens, blocks are asked for too seldom for the processor to fetch them ahead by itself.
+    if constexpr (T >= 4) {
+      for (Index at = 0; at < L::bytes; at += 64) __builtin_prefetch(panel + blocks_ahead * L::bytes + at);
+    }
     if constexpr (L::nibbles) {
       block_of_nibbles<L>(panel, first_part, q, cols, scales, n_blocks, tile);
     } else {
