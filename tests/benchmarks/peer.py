@@ -136,13 +136,13 @@ def llama_completion(folder):
         return program
     folder.mkdir(parents=True, exist_ok=True)
     print(f"building llama.cpp in {folder}", file=sys.stderr)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ":all:"]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
     archives = list(folder.glob("llama_cpp_python-*.tar.gz"))
     if not archives:
-        subprocess.run([*pip, "--no-build-isolation", "--dest", folder, PACKAGE], check=True, stdout=sys.stderr)
+        subprocess.run([*pip, "--no-binary", "llama-cpp-python", "--dest", folder, PACKAGE], check=True, stdout=sys.stderr)
         archives = list(folder.glob("llama_cpp_python-*.tar.gz"))
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder)
     source = next(folder.glob("llama_cpp_python-*/vendor/llama.cpp"))
     options = [f"-DLLAMA_{name}=OFF" for name in CMAKE_OPTIONS]
     configure = ["cmake", "-S", source, "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release", *options]
