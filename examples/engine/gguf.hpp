@@ -80,6 +80,11 @@ class Gguf {
   // In the file's order, those of unknown types too.
   [[nodiscard]] std::span<const Tensor> tensors() const { return tensors_; }
 
+  // Tells the system that the whole pages inside `part` of a tensor are not needed for now; reading brings them back.
+  void advise_dont_need(std::span<const std::byte> part) const noexcept {
+    if (file_) file_->advise_dont_need(part);
+  }
+
   // Metadata. Absent keys give nullopt (an empty vector); a value of another type throws FileError naming key and type.
   // The numeric look-ups accept every integer type of the file and check the range.
   [[nodiscard]] bool has(std::string_view key) const { return find_value(key) != nullptr; }

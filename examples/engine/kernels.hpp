@@ -1,96 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels: the inner loops of the engine, once for any processor and once for AVX2, chosen while the program runs.
+// Kernels: the inner loops of the engine, once for each instruction set, chosen while the program runs.
 //
 //     const engine::Kernels& k = engine::best_kernels();
-//     k.dot_rows(weights, x, cols, 1, y, n_rows);                 // y = W·x, straight from the file's bytes
-//     k.unpack(TensorType::Q4_1, row, cols, floats);              // one row as floats
+//     k.multiply(weights.panels(first, n), {x, x_stride, tokens}, {y, y_stride, engine::Store::overwrite});      // y = x·Wᵀ
+//     k.quantize(x, cols, q, scales);                                                // a row of activations to 8 bits
 //
-// Units: strides count floats; `row_bytes` counts bytes. Nothing needs alignment.
+// Units: strides count elements. Nothing needs alignment. Sums of a token's row do not depend on how many tokens come together.
 // Errors: none; callers check shapes. Lifetime: the tables live as long as the program. Threads: any number.
 #pragma once
 
-#include "gguf.hpp"
+#include "panels.hpp"
 
+#include <tinyllm/core/cpu_level.hpp>
 #include <tinyllm/core/types.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace engine {
 
-using tinyllm::Index;
-
-/// Tokens that one tile of the blocked product handles at once: activations are packed to [cols, 16] for it.
-inline constexpr Index tile_lanes = 16;
-
-/// Most activation rows that `dot_rows` and `add_rows` take in one call.
-inline constexpr Index max_dot_rows = 4;
-
-/// Rows of stored numbers, one after the other.
-/// Shape: [rows, cols]
-struct StoredMatrix {
-  TensorType type;
-  const std::byte* data;
-  std::size_t row_bytes;
-  Index rows;
-  Index cols;
+/// What belongs to 32 quantised activations x ≈ scale · q.
+struct BlockScale {
+  float scale;
+  float sum;                // scale · Σ q: of the quantised values, which a weight's minimum is multiplied by
+  std::int32_t offsets[2];  // -128 · Σ q of each sixteen: what weights stored as unsigned bytes have too much
 };
 
-/// A matrix of floats whose rows are `row` apart and whose columns are `col` apart.
-/// Shape: [rows, cols]
-struct StridedFloats {
+/// Float activations. Shape: [tokens, cols], rows `stride` apart
+struct FloatRows {
   const float* data;
-  Index row;
-  Index col;
-  Index rows;
-  Index cols;
+  Index stride;
+  Index tokens;
 };
 
-/// What a tile does with what its output holds.
-enum class TileOutput { overwrite, add };
+/// Activations in blocks of 32: -127 <= q <= 127. Shape: q is [tokens, cols] and scales [tokens, cols / 32], both dense
+struct QuantizedRows {
+  const std::int8_t* q;
+  const BlockScale* scales;
+  Index tokens;
+};
 
-/// The running maximum and sum of sixteen softmaxes, and what the last step multiplied older results by.
-struct SoftmaxLanes {
-  float maximum[tile_lanes];
-  float sum[tile_lanes];
-  float rescale[tile_lanes];
+enum class Store { overwrite, add };
+
+/// Where a product goes. Shape: [tokens, rows of the panels], rows `stride` apart
+struct ProductRows {
+  float* data;
+  Index stride;
+  Store store;
 };
 
 /// One implementation of every inner loop.
 struct Kernels {
   const char* name;
+  tinyllm::CpuLevel level;  ///< for attention beside it
 
-  /// y[i, r] = Σ_k x[i, k] · w[r, k], numbers converted in registers.
-  /// Shape: x is [n, cols] at `x_stride`, y is [n, rows] at `y_stride`, 1 <= n <= max_dot_rows
-  void (*dot_rows)(const StoredMatrix& w, const float* x, Index x_stride, Index n, float* y, Index y_stride);
+  /// y[t, r] (+)= Σ_k x[t, k] · w[r, k], weights converted to float in registers. Every format.
+  void (*multiply)(const Panels& w, const FloatRows& x, const ProductRows& y);
 
-  /// out[i, c] += Σ_r p[i, r] · w[r, c], for F32, F16 and BF16.
-  /// Shape: p is [n, rows] at `p_stride`, out is [n, cols] at `out_stride`, 1 <= n <= max_dot_rows
-  void (*add_rows)(const StoredMatrix& w, const float* p, Index p_stride, Index n, float* out, Index out_stride);
+  /// The same with 8-bit activations and integer products. Pre: is_quantized(w.format)
+  void (*multiply_quantized)(const Panels& w, const QuantizedRows& x, const ProductRows& y);
 
-  /// Writes one row as floats.
-  void (*unpack)(TensorType type, const std::byte* row, Index cols, float* out);
+  /// x ≈ scale · q with scale = max |x| / 127 in each block, rounded to nearest even.
+  /// Shape: x and q are [cols], scales [cols / 32]; cols is a multiple of 32
+  void (*quantize)(const float* x, Index cols, std::int8_t* q, BlockScale* scales);
 
-  /// c[r, lane] (+)= Σ_k w[r, k] · x[k, lane].
-  /// Shape: x is [w.cols, 16], c is [w.rows, 16], both dense
-  void (*tile)(const StridedFloats& w, const float* x, float* c, TileOutput output);
+  /// out = x · weight / √(mean of x² + eps)
+  void (*normalize)(const float* x, const float* weight, Index n, float eps, float* out);
 
-  /// One step of sixteen softmaxes over n more scores: s = exp(s − maximum), with maximum, sum and rescale brought up
-  /// to date. A score of −inf gives 0; a lane that has seen only −inf keeps a sum of 0.
-  /// Shape: s is [n, 16]
-  void (*softmax_lanes)(float* s, Index n, SoftmaxLanes& lanes);
-
-  /// x = exp(x − maximum); returns the sum. Pre: maximum is finite.
-  float (*exp_minus)(float* x, Index n, float maximum);
+  /// Turns pairs (2i, 2i + 1): x[2i] · c[2i] + x[2i + 1] · s[2i], and x[2i + 1] · c[2i + 1] + x[2i] · s[2i + 1].
+  /// Shape: x, c and s are [n]; n is even
+  void (*rotate)(float* x, const float* c, const float* s, Index n);
 
   /// gate = gate / (1 + exp(−gate)) · up
   void (*silu_multiply)(float* gate, const float* up, Index n);
 };
 
-/// Plain C++, for any processor.
-const Kernels& portable_kernels();
-
-/// AVX2, FMA and F16C; null where the processor or the build has none.
+/// The table of a level: `portable`, `avx2`, or `avx512`, which also needs the integer dot products of AVX-512 VNNI.
+/// Null where the processor or the build lacks it.
+const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+/// Those that this processor runs, slowest first; at least the portable one.
+std::vector<const Kernels*> every_kernels();
 
 /// The fastest table that this processor can run.
 const Kernels& best_kernels();

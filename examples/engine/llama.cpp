@@ -5,7 +5,9 @@
 
 #include <tinyllm/core/error.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -22,38 +24,98 @@ constexpr Index mlp_rows = 512;
 // Rows of elementwise work that one task takes.
 constexpr Index rows_per_task = 16;
 
+// Bytes of panels that one task packs.
+constexpr std::size_t bytes_per_task = std::size_t{1} << 18;
+
+// Gives each matrix of a model its place in one memory, and packs them all in parallel.
+class MatrixLoader {
+ public:
+  explicit MatrixLoader(const Gguf& gguf) : gguf_(gguf) {}
+
+  // `matrix` is filled by load().
+  void add(WeightMatrix& matrix, const std::string& name, Index rows, Index cols) {
+    const Tensor& tensor = tensor_of_shape(gguf_, name, rows, cols);
+    entries_.push_back({&matrix, &tensor, size_});
+    size_ += WeightMatrix::memory_bytes(tensor);
+  }
+
+  std::unique_ptr<PanelMemory> load(tinyllm::ThreadPool& pool) {
+    auto memory = std::make_unique<PanelMemory>(size_);
+    std::vector<Part> parts;
+    for (const Entry& entry : entries_) {
+      *entry.matrix = WeightMatrix(*entry.tensor, memory->data() + entry.at);
+      const auto panel_bytes = entry.matrix->panels(0, 1).panel_bytes;
+      const auto step = static_cast<Index>(std::max<std::size_t>(bytes_per_task / panel_bytes, 1));
+      const Index n_panels = entry.matrix->n_panels();
+      for (Index first = 0; first < n_panels; first += step) parts.push_back({&entry, first, std::min(step, n_panels - first)});
+    }
+    pool.run(static_cast<Index>(parts.size()), [&](Index i) { pack(parts[static_cast<std::size_t>(i)]); });
+    return memory;
+  }
+
+ private:
+  struct Entry {
+    WeightMatrix* matrix;
+    const Tensor* tensor;
+    std::size_t at;
+  };
+  struct Part {
+    const Entry* entry;
+    Index first;
+    Index n;
+  };
+
+  void pack(const Part& part) const {
+    const Tensor& tensor = *part.entry->tensor;
+    part.entry->matrix->pack(tensor, part.first, part.n);
+    const auto begin = static_cast<std::size_t>(part.first * panel_rows);
+    const auto end = static_cast<std::size_t>(std::min<Index>(tensor.rows, (part.first + part.n) * panel_rows));
+    gguf_.advise_dont_need(tensor.data.subspan(begin * tensor.row_bytes(), (end - begin) * tensor.row_bytes()));
+  }
+
+  const Gguf& gguf_;
+  std::vector<Entry> entries_;
+  std::size_t size_ = 0;
+};
+
 }  // namespace
 
-Llama::Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, const Kernels& kernels)
+Llama::Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, Activations activations, const Kernels& kernels)
     : gguf_(std::move(gguf)),
       pool_(pool),
       kernels_(kernels),
       config_(read_llama_config(*gguf_)),
       frequencies_(rope_frequencies(config_, *gguf_)),
-      embedding_(load_matrix("token_embd.weight", config_.vocab_size, config_.hidden_size)),
-      head_(gguf_->find("output.weight") == nullptr ? embedding_
-                                                    : load_matrix("output.weight", config_.vocab_size, config_.hidden_size)),
       final_norm_(load_norm("output_norm.weight")),
-      matmul_(pool, kernels),
-      attention_(pool, {config_.num_attention_heads, config_.num_key_value_heads, config_.head_dim}, kernels) {
-  for (Index layer = 0; layer < config_.num_hidden_layers; ++layer) layers_.push_back(load_layer(layer));
+      matmul_(pool, activations, kernels) {
+  load_layers();
 }
 
-Llama::Layer Llama::load_layer(Index layer) const {
-  const std::string prefix = "blk." + std::to_string(layer) + ".";
+void Llama::load_layers() {
   const Index hidden = config_.hidden_size;
   const Index inner = config_.intermediate_size;
   const Index queries = config_.num_attention_heads * config_.head_dim;
   const Index keys = config_.num_key_value_heads * config_.head_dim;
-  return {load_norm(prefix + "attn_norm.weight"),
-          load_matrix(prefix + "attn_q.weight", queries, hidden),
-          load_matrix(prefix + "attn_k.weight", keys, hidden),
-          load_matrix(prefix + "attn_v.weight", keys, hidden),
-          load_matrix(prefix + "attn_output.weight", hidden, queries),
-          load_norm(prefix + "ffn_norm.weight"),
-          load_matrix(prefix + "ffn_gate.weight", inner, hidden),
-          load_matrix(prefix + "ffn_up.weight", inner, hidden),
-          load_matrix(prefix + "ffn_down.weight", hidden, inner)};
+  layers_.resize(static_cast<std::size_t>(config_.num_hidden_layers));
+  MatrixLoader loader(*gguf_);
+  Index number = 0;
+  for (Layer& layer : layers_) {
+    const std::string prefix = "blk." + std::to_string(number++) + ".";
+    layer.attention_norm = load_norm(prefix + "attn_norm.weight");
+    layer.mlp_norm = load_norm(prefix + "ffn_norm.weight");
+    loader.add(layer.q, prefix + "attn_q.weight", queries, hidden);
+    loader.add(layer.k, prefix + "attn_k.weight", keys, hidden);
+    loader.add(layer.v, prefix + "attn_v.weight", keys, hidden);
+    loader.add(layer.attention_out, prefix + "attn_output.weight", hidden, queries);
+    loader.add(layer.gate, prefix + "ffn_gate.weight", inner, hidden);
+    loader.add(layer.up, prefix + "ffn_up.weight", inner, hidden);
+    loader.add(layer.down, prefix + "ffn_down.weight", hidden, inner);
+  }
+  loader.add(embedding_, "token_embd.weight", config_.vocab_size, hidden);
+  const bool tied = gguf_->find("output.weight") == nullptr;
+  if (!tied) loader.add(head_, "output.weight", config_.vocab_size, hidden);
+  memory_ = loader.load(pool_);
+  if (tied) head_ = embedding_;
 }
 
 std::vector<float> Llama::load_norm(const std::string& name) const {
@@ -61,10 +123,6 @@ std::vector<float> Llama::load_norm(const std::string& name) const {
   std::vector<float> weight(static_cast<std::size_t>(config_.hidden_size));
   dequantize_row(tensor.type, tensor.data.data(), weight);
   return weight;
-}
-
-WeightMatrix Llama::load_matrix(const std::string& name, Index rows, Index cols) const {
-  return WeightMatrix(tensor_of_shape(*gguf_, name, rows, cols));
 }
 
 template <class F>
@@ -89,17 +147,21 @@ void Llama::begin(std::span<const TokenId> ids, Positions positions) {
     }
   }
   hidden_.resize(n, config_.hidden_size);
-  const Index pairs = config_.rope_dims / 2;
-  cosines_.resize(n, pairs);
-  sines_.resize(n, pairs);
+  attended_.resize(n, config_.num_attention_heads * config_.head_dim);
+  cosines_.resize(n, config_.rope_dims);
+  sines_.resize(n, config_.rope_dims);
   for_each_row(n, [&](Index row) {
     embedding_.unpack_row(ids[static_cast<std::size_t>(row)],
                           {hidden_.data() + row * hidden_.cols(), static_cast<std::size_t>(hidden_.cols())});
-    for (Index i = 0; i < pairs; ++i) {
+    for (Index i = 0; i < config_.rope_dims; i += 2) {
       // In double: a float angle of thousands of radians would be off by 1e-4.
-      const double angle = static_cast<double>(positions[row]) * frequencies_[static_cast<std::size_t>(i)];
-      cosines_(row, i) = static_cast<float>(std::cos(angle));
-      sines_(row, i) = static_cast<float>(std::sin(angle));
+      const double angle = static_cast<double>(positions[row]) * frequencies_[static_cast<std::size_t>(i / 2)];
+      const auto cosine = static_cast<float>(std::cos(angle));
+      const auto sine = static_cast<float>(std::sin(angle));
+      cosines_(row, i) = cosine;
+      cosines_(row, i + 1) = cosine;
+      sines_(row, i) = -sine;
+      sines_(row, i + 1) = sine;
     }
   });
 }
@@ -109,24 +171,16 @@ void Llama::project(Index layer) {
   normalize(0, tokens(), weights.attention_norm);
   const Product products[] = {{&weights.q, &q_}, {&weights.k, &k_}, {&weights.v, &v_}};
   matmul_.multiply(normalized_, products);
-  rotate(q_, config_.num_attention_heads);
-  rotate(k_, config_.num_key_value_heads);
+  for_each_row(tokens(), [&](Index row) { rotate(row); });
 }
 
 void Llama::finish(Index layer) {
   const Layer& weights = layers_[static_cast<std::size_t>(layer)];
-  matmul_.multiply(attended_, weights.attention_out, update_);
-  hidden_ += update_;
+  matmul_.multiply_add(attended_, weights.attention_out, hidden_);
   for (Index first = 0; first < tokens(); first += mlp_rows) {
-    const Index n = std::min(mlp_rows, tokens() - first);
-    normalize(first, n, weights.mlp_norm);
-    const Product products[] = {{&weights.gate, &gate_}, {&weights.up, &up_}};
-    matmul_.multiply(normalized_, products);
-    for_each_row(n, [&](Index row) {
-      kernels_.silu_multiply(gate_.data() + row * gate_.cols(), up_.data() + row * up_.cols(), gate_.cols());
-    });
-    matmul_.multiply(gate_, weights.down, update_);
-    hidden_.middleRows(first, n) += update_;
+    normalize(first, std::min(mlp_rows, tokens() - first), weights.mlp_norm);
+    matmul_.multiply_gated(normalized_, weights.gate, weights.up, gate_, up_);
+    matmul_.multiply_add(gate_, weights.down, hidden_, first);
   }
 }
 
@@ -138,31 +192,22 @@ const RowMatrix& Llama::logits_of(Index first, Index n) {
 
 // normalized_ = rows [first, first + n) of hidden_, divided by their root mean square, times the weights.
 void Llama::normalize(Index first, Index n, const std::vector<float>& weight) {
-  normalized_.resize(n, hidden_.cols());
-  const Eigen::Map<const Eigen::RowVectorXf> weights(weight.data(), hidden_.cols());
+  const Index cols = hidden_.cols();
+  normalized_.resize(n, cols);
   for_each_row(n, [&](Index row) {
-    const auto x = hidden_.row(first + row);
-    const float mean_square = x.squaredNorm() / static_cast<float>(hidden_.cols());
-    normalized_.row(row) = x.cwiseProduct(weights) / std::sqrt(mean_square + config_.rms_norm_eps);
+    kernels_.normalize(hidden_.data() + (first + row) * cols, weight.data(), cols, config_.rms_norm_eps,
+                       normalized_.data() + row * cols);
   });
 }
 
 // Turns the pairs (2i, 2i + 1) at the front of each head by the token's angles.
-void Llama::rotate(RowMatrix& x, Index n_heads) const {
-  const Index pairs = cosines_.cols();
-  for_each_row(x.rows(), [&](Index row) {
-    const float* cosine = cosines_.data() + row * pairs;
-    const float* sine = sines_.data() + row * pairs;
-    for (Index h = 0; h < n_heads; ++h) {
-      float* head = x.data() + row * x.cols() + h * config_.head_dim;
-      for (Index i = 0; i < pairs; ++i) {
-        const float even = head[2 * i];
-        const float odd = head[2 * i + 1];
-        head[2 * i] = even * cosine[i] - odd * sine[i];
-        head[2 * i + 1] = even * sine[i] + odd * cosine[i];
-      }
-    }
-  });
+void Llama::rotate(Index row) {
+  const float* const cosines = cosines_.data() + row * config_.rope_dims;
+  const float* const sines = sines_.data() + row * config_.rope_dims;
+  for (RowMatrix* const x : {&q_, &k_}) {
+    float* const heads = x->data() + row * x->cols();
+    for (Index at = 0; at < x->cols(); at += config_.head_dim) kernels_.rotate(heads + at, cosines, sines, config_.rope_dims);
+  }
 }
 
 }  // namespace engine

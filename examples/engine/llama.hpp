@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Llama: the forward pass of a Llama-family model whose weights stay in their GGUF file.
+// Llama: the forward pass of a Llama-family model read from a GGUF file.
 //
 //     auto gguf = std::make_shared<const engine::Gguf>("model.gguf");
-//     engine::Llama model(gguf, pool);
+//     engine::Llama model(gguf, pool, engine::Activations::q8);
 //     const tinyllm::RowMatrix& logits = model.forward(ids, cache.positions(n), cache);    // [1, V], of the last token
 //
 // Pre-norm RMSNorm, rotary positions on adjacent pairs, grouped-query attention through the cache, SwiGLU, tied or untied head.
-// Errors: `FileError` when the file is no such model; std::out_of_range for ids or positions that do not exist, before the
-// cache is touched. Lifetime: keeps the file; must not outlive the pool. Results stay valid until the next call.
-// Threads: one pass at a time.
+// Weights are repacked at load; the file's pages are given back as that goes on. Errors: `FileError` when the file is no such
+// model; std::out_of_range for ids or positions that do not exist, before the cache is touched. Lifetime: keeps the file; must
+// not outlive the pool. Results stay valid until the next call. Threads: one pass at a time.
 #pragma once
 
-#include "attention.hpp"
 #include "gguf.hpp"
 #include "llama_config.hpp"
 #include "matmul.hpp"
+#include "panels.hpp"
 
+#include <tinyllm/attention/attend.hpp>
 #include <tinyllm/cache/chunk_view.hpp>
 #include <tinyllm/core/executor.hpp>
 #include <tinyllm/core/types.hpp>
@@ -31,7 +32,8 @@ namespace engine {
 class Llama {
  public:
   /// Throws: `FileError` if the file is not a Llama that this engine can run, naming the key or tensor that is wrong.
-  Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, const Kernels& kernels = best_kernels());
+  Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, Activations activations = Activations::f32,
+        const Kernels& kernels = best_kernels());
 
   const LlamaConfig& config() const { return config_; }
 
@@ -88,17 +90,16 @@ class Llama {
     begin(ids, positions);
     for (Index layer = 0; layer < config_.num_hidden_layers; ++layer) {
       project(layer);
-      attention_.attend(cache.update(layer, tinyllm::ChunkView::from_projection(k_, config_.num_key_value_heads),
-                                     tinyllm::ChunkView::from_projection(v_, config_.num_key_value_heads)),
-                        q_, attended_);
+      const auto view = cache.update(layer, tinyllm::ChunkView::from_projection(k_, config_.num_key_value_heads),
+                                     tinyllm::ChunkView::from_projection(v_, config_.num_key_value_heads));
+      tinyllm::attend(view, q_, attended_, attention_, {.level = kernels_.level}, pool_);
       finish(layer);
     }
   }
 
   Index tokens() const { return hidden_.rows(); }
-  Layer load_layer(Index layer) const;
+  void load_layers();
   std::vector<float> load_norm(const std::string& name) const;
-  WeightMatrix load_matrix(const std::string& name, Index rows, Index cols) const;
 
   void begin(std::span<const tinyllm::TokenId> ids, tinyllm::Positions positions);
   void project(Index layer);
@@ -106,7 +107,7 @@ class Llama {
   const RowMatrix& logits_of(Index first, Index n);
 
   void normalize(Index first, Index n, const std::vector<float>& weight);
-  void rotate(RowMatrix& x, Index n_heads) const;
+  void rotate(Index row);
   /// Calls f(row) for each row in [0, n), over the threads where that pays.
   template <class F>
   void for_each_row(Index n, F f) const;
@@ -115,13 +116,14 @@ class Llama {
   tinyllm::ThreadPool& pool_;
   const Kernels& kernels_;
   LlamaConfig config_;
-  std::vector<double> frequencies_;  // [rope_dims / 2]
-  WeightMatrix embedding_;           // [V, E]
-  WeightMatrix head_;                // [V, E]: the embedding itself if tied
-  std::vector<float> final_norm_;    // [E]
+  std::vector<double> frequencies_;      // [rope_dims / 2]
+  std::unique_ptr<PanelMemory> memory_;  // of all matrices
+  WeightMatrix embedding_;               // [V, E]
+  WeightMatrix head_;                    // [V, E]: the embedding itself if tied
+  std::vector<float> final_norm_;        // [E]
   std::vector<Layer> layers_;
   Matmul matmul_;
-  Attention attention_;
+  tinyllm::AttendWorkspace attention_;
 
   // One pass's activations.
   RowMatrix hidden_;      // [T, E]
@@ -130,12 +132,11 @@ class Llama {
   RowMatrix k_;           // [T, H_kv·d]
   RowMatrix v_;           // [T, H_kv·d]
   RowMatrix attended_;    // [T, H·d]
-  RowMatrix update_;      // [rows at work, E]: what a block adds to hidden_
   RowMatrix gate_;        // [rows at work, F]
   RowMatrix up_;          // [rows at work, F]
   RowMatrix logits_;      // [rows asked for, V]
-  RowMatrix cosines_;     // [T, rope_dims / 2]
-  RowMatrix sines_;       // [T, rope_dims / 2]
+  RowMatrix cosines_;     // [T, rope_dims]: each twice
+  RowMatrix sines_;       // [T, rope_dims]: -sine, sine
 };
 
 }  // namespace engine

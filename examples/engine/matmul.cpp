@@ -1,152 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "matmul.hpp"
 
-#include "quants.hpp"
+#include <tinyllm/core/error.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <stdexcept>
 
 namespace engine {
 namespace {
 
-// Up to this many tokens, weights are converted in registers; beyond it, unpacking a panel once costs less.
-constexpr Index most_row_tokens = max_dot_rows;
+// Rows that one task quantises.
+constexpr Index rows_per_task = 16;
 
-// Rows of one unpacked panel: a multiple of the six rows of a register tile, small enough for the second-level cache.
-constexpr Index panel_rows = 48;
-
-// Hands out runs of rows of several matrices to whoever comes next, so that a slow thread delays nobody.
-class RowQueue {
- public:
-  RowQueue(std::span<const Product> products, Index run) : products_(products), run_(run) {}
-
-  struct Run {
-    const Product* product;  // null: nothing is left
-    Index first;
-    Index n;
-  };
-
-  Run next() {
-    Index at = next_.fetch_add(1, std::memory_order_relaxed);
-    for (const Product& product : products_) {
-      const Index rows = product.weights->rows();
-      const Index runs = (rows + run_ - 1) / run_;
-      if (at < runs) return {&product, at * run_, std::min(run_, rows - at * run_)};
-      at -= runs;
-    }
-    return {nullptr, 0, 0};
-  }
-
- private:
-  std::span<const Product> products_;
-  Index run_;
-  std::atomic<Index> next_{0};
-};
-
-Index tiles_of(Index tokens) { return (tokens + tile_lanes - 1) / tile_lanes; }
-
-void grow(std::vector<float>& scratch, Index size) {
+template <class T>
+void grow(std::vector<T>& scratch, Index size) {
   if (static_cast<Index>(scratch.size()) < size) scratch.resize(static_cast<std::size_t>(size));
 }
 
 }  // namespace
 
-WeightMatrix::WeightMatrix(const Tensor& tensor)
-    : stored_{tensor.type, tensor.data.data(), tensor.row_bytes(), tensor.rows, tensor.cols} {
-  block_reader(tensor.type);  // refuses what the kernels cannot read
+Matmul::Matmul(tinyllm::ThreadPool& pool, Activations activations, const Kernels& kernels)
+    : pool_(pool), activations_(activations), kernels_(kernels) {}
+
+void Matmul::check(const RowMatrix& x, const WeightMatrix& weights) const {
+  if (weights.cols() == x.cols()) return;
+  throw std::invalid_argument(tinyllm::detail::message("product of [", x.rows(), ", ", x.cols(), "] activations with [",
+                                                       weights.rows(), ", ", weights.cols(), "] weights"));
 }
 
-StoredMatrix WeightMatrix::stored_rows(Index first, Index n) const {
-  StoredMatrix part = stored_;
-  part.data += static_cast<std::size_t>(first) * part.row_bytes;
-  part.rows = n;
-  return part;
+bool Matmul::uses_quantized(const WeightMatrix& weights) const {
+  return activations_ == Activations::q8 && is_quantized(weights.format());
 }
 
-void WeightMatrix::unpack_row(Index row, std::span<float> out) const {
-  dequantize_row(stored_.type, stored_rows(row, 1).data, out);
+void Matmul::quantize(const RowMatrix& x) {
+  const Index cols = x.cols();
+  grow(q_, x.size());
+  grow(scales_, x.size() / 32);
+  pool_.run((x.rows() + rows_per_task - 1) / rows_per_task, [&](Index task) {
+    const Index end = std::min(x.rows(), (task + 1) * rows_per_task);
+    for (Index row = task * rows_per_task; row < end; ++row) {
+      kernels_.quantize(x.data() + row * cols, cols, q_.data() + row * cols, scales_.data() + row * (cols / 32));
+    }
+  });
 }
 
-Matmul::Matmul(tinyllm::ThreadPool& pool, const Kernels& kernels) : pool_(pool), kernels_(kernels) {}
+// Calls f(first, n) for runs of panels that together are all of them: long ones first, so that they are read in one go, and
+// short ones last, so that no thread waits long for a slow one.
+template <class F>
+void Matmul::share(Index n_panels, F f) const {
+  const Index threads = pool_.concurrency();
+  std::atomic<Index> next{0};
+  pool_.run(std::min(threads, n_panels), [&](Index) {
+    Index first = next.load(std::memory_order_relaxed);
+    while (first < n_panels) {
+      const Index n = std::max<Index>((n_panels - first) / (2 * threads), 1);
+      if (!next.compare_exchange_weak(first, first + n, std::memory_order_relaxed)) continue;
+      f(first, n);
+      first = next.load(std::memory_order_relaxed);
+    }
+  });
+}
+
+void Matmul::multiply_panels(const RowMatrix& x, const WeightMatrix& weights, Index first, Index n, float* y, Index stride,
+                             Store store) const {
+  const ProductRows target{y + first * panel_rows, stride, store};
+  if (uses_quantized(weights)) {
+    kernels_.multiply_quantized(weights.panels(first, n), {q_.data(), scales_.data(), x.rows()}, target);
+  } else {
+    kernels_.multiply(weights.panels(first, n), {x.data(), x.cols(), x.rows()}, target);
+  }
+}
 
 void Matmul::multiply(const RowMatrix& x, std::span<const Product> products) {
+  Index n_panels = 0;
+  bool quantized = false;
   for (const Product& product : products) {
-    if (product.weights->cols() != x.cols()) {
-      throw std::invalid_argument(tinyllm::detail::message("product of [", x.rows(), ", ", x.cols(), "] activations with [",
-                                                           product.weights->rows(), ", ", product.weights->cols(),
-                                                           "] weights"));
+    check(x, *product.weights);
+    n_panels += product.weights->n_panels();
+    quantized = quantized || uses_quantized(*product.weights);
+  }
+  for (const Product& product : products) product.out->resize(x.rows(), product.weights->rows());
+  if (x.rows() == 0) return;
+  if (quantized) quantize(x);
+  share(n_panels, [&](Index first, Index n) {
+    for (const Product& product : products) {
+      const Index panels = product.weights->n_panels();
+      const Index end = std::min(panels, first + n);
+      if (first < end) {
+        RowMatrix& y = *product.out;
+        multiply_panels(x, *product.weights, first, end - first, y.data(), y.cols(), Store::overwrite);
+      }
+      // What is left of the run begins at the next product's first panel.
+      n = std::min(n, first + n - panels);
+      first = std::max<Index>(first - panels, 0);
+      if (n <= 0) return;
     }
-    product.out->resize(x.rows(), product.weights->rows());
+  });
+}
+
+void Matmul::multiply_add(const RowMatrix& x, const WeightMatrix& weights, RowMatrix& y, Index first_row) {
+  check(x, weights);
+  if (y.cols() != weights.rows() || first_row < 0 || y.rows() - first_row < x.rows()) {
+    throw std::invalid_argument(tinyllm::detail::message("product of [", x.rows(), ", ", weights.rows(), "] added to [",
+                                                         y.rows(), ", ", y.cols(), "] from row ", first_row));
   }
   if (x.rows() == 0) return;
-  if (x.rows() <= most_row_tokens) {
-    multiply_rows(x, products);
-  } else {
-    multiply_tiles(x, products);
-  }
+  if (uses_quantized(weights)) quantize(x);
+  float* const to = y.data() + first_row * y.cols();
+  share(weights.n_panels(), [&](Index first, Index n) { multiply_panels(x, weights, first, n, to, y.cols(), Store::add); });
 }
 
-void Matmul::multiply_rows(const RowMatrix& x, std::span<const Product> products) {
-  Index rows = 0;
-  for (const Product& product : products) rows += product.weights->rows();
-  const Index threads = pool_.concurrency();
-  const Index run = threads == 1 ? rows : std::max<Index>(8, rows / (8 * threads));
-  RowQueue queue(products, std::max<Index>(run, 1));
-  pool_.run(threads, [&](Index) {
-    for (RowQueue::Run part = queue.next(); part.product != nullptr; part = queue.next()) {
-      RowMatrix& y = *part.product->out;
-      kernels_.dot_rows(part.product->weights->stored_rows(part.first, part.n), x.data(), x.cols(), x.rows(),
-                        y.data() + part.first, y.cols());
+void Matmul::multiply_gated(const RowMatrix& x, const WeightMatrix& gate_weights, const WeightMatrix& up_weights,
+                            RowMatrix& gate, RowMatrix& up) {
+  check(x, gate_weights);
+  check(x, up_weights);
+  if (gate_weights.rows() != up_weights.rows()) {
+    throw std::invalid_argument(
+        tinyllm::detail::message("gated product of ", gate_weights.rows(), " and ", up_weights.rows(), " rows"));
+  }
+  const Index cols = gate_weights.rows();
+  gate.resize(x.rows(), cols);
+  up.resize(x.rows(), cols);
+  if (x.rows() == 0) return;
+  if (uses_quantized(gate_weights) || uses_quantized(up_weights)) quantize(x);
+  share(gate_weights.n_panels(), [&](Index first, Index n) {
+    multiply_panels(x, gate_weights, first, n, gate.data(), cols, Store::overwrite);
+    multiply_panels(x, up_weights, first, n, up.data(), cols, Store::overwrite);
+    const Index begin = first * panel_rows;
+    const Index width = std::min(cols, begin + n * panel_rows) - begin;
+    for (Index t = 0; t < x.rows(); ++t) {
+      kernels_.silu_multiply(gate.data() + t * cols + begin, up.data() + t * cols + begin, width);
     }
   });
-}
-
-void Matmul::multiply_tiles(const RowMatrix& x, std::span<const Product> products) {
-  pack(x);
-  const Index threads = pool_.concurrency();
-  const Index scratch_size = panel_rows * (x.cols() + tile_lanes);
-  grow(scratch_, threads * scratch_size);
-  RowQueue queue(products, panel_rows);
-  pool_.run(threads, [&](Index slot) {
-    float* scratch = scratch_.data() + slot * scratch_size;
-    for (RowQueue::Run part = queue.next(); part.product != nullptr; part = queue.next()) {
-      multiply_panel(*part.product->weights, part.first, part.n, *part.product->out, scratch);
-    }
-  });
-}
-
-void Matmul::pack(const RowMatrix& x) {
-  const Index tiles = tiles_of(x.rows());
-  const Index cols = x.cols();
-  grow(packed_, tiles * cols * tile_lanes);
-  pool_.run(tiles, [&](Index tile) {
-    float* to = packed_.data() + tile * cols * tile_lanes;
-    const Index first = tile * tile_lanes;
-    for (Index lane = 0; lane < tile_lanes; ++lane) {
-      const bool real = first + lane < x.rows();
-      const float* from = x.data() + (real ? first + lane : 0) * cols;
-      for (Index k = 0; k < cols; ++k) to[k * tile_lanes + lane] = real ? from[k] : 0.0F;
-    }
-  });
-}
-
-void Matmul::multiply_panel(const WeightMatrix& weights, Index first, Index n, RowMatrix& y, float* scratch) const {
-  const Index cols = weights.cols();
-  float* panel = scratch;                       // [n, cols]
-  float* result = scratch + panel_rows * cols;  // [n, tile_lanes]
-  const StoredMatrix rows = weights.stored_rows(first, n);
-  for (Index r = 0; r < n; ++r) {
-    kernels_.unpack(rows.type, rows.data + static_cast<std::size_t>(r) * rows.row_bytes, cols, panel + r * cols);
-  }
-  const StridedFloats unpacked{panel, cols, 1, n, cols};
-  for (Index tile = 0; tile < tiles_of(y.rows()); ++tile) {
-    kernels_.tile(unpacked, packed_.data() + tile * cols * tile_lanes, result, TileOutput::overwrite);
-    const Index tokens = std::min(tile_lanes, y.rows() - tile * tile_lanes);
-    for (Index t = 0; t < tokens; ++t) {
-      float* to = y.data() + (tile * tile_lanes + t) * y.cols() + first;
-      for (Index r = 0; r < n; ++r) to[r] = result[r * tile_lanes + t];
-    }
-  }
 }
 
 }  // namespace engine

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matmul: products of float activations with weight matrices, straight from the file's storage type, over all threads.
+// Matmul: products of float activations with packed weight matrices, over all threads.
 //
-//     engine::WeightMatrix w(gguf.tensor("blk.0.attn_q.weight"));       // [rows, cols], nothing copied
-//     engine::Matmul matmul(pool);
+//     engine::WeightMatrix w(gguf.tensor("blk.0.attn_q.weight"));       // [rows, cols]
+//     engine::Matmul matmul(pool, engine::Activations::q8);
 //     matmul.multiply(x, w, y);                                         // y[T, rows] = x[T, cols] · Wᵀ
 //
-// Exact up to float rounding: numbers are converted as the format defines them, sums run in float.
-// Errors: std::invalid_argument if shapes do not fit. Lifetime: a WeightMatrix must not outlive its Gguf, nor a Matmul its
-// pool. Threads: one product at a time for each Matmul.
+// With Activations::f32 products are exact up to float rounding. With q8, activations that meet quantised weights are rounded
+// to 8 bits in blocks of 32: an error of about 5e-3 of a product's root mean square, for twice the speed and more.
+// A token's results do not depend on the tokens beside it.
+// Errors: std::invalid_argument if shapes do not fit. Lifetime: a Matmul must not outlive its pool.
+// Threads: one product at a time for each Matmul.
 #pragma once
 
-#include "gguf.hpp"
 #include "kernels.hpp"
+#include "panels.hpp"
 
 #include <tinyllm/core/executor.hpp>
 #include <tinyllm/core/types.hpp>
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -23,27 +26,8 @@ namespace engine {
 
 using tinyllm::RowMatrix;
 
-/// A weight matrix in the layout that the kernels read; just now, the file's own.
-/// Shape: [rows, cols]; it maps cols inputs to rows outputs.
-class WeightMatrix {
- public:
-  WeightMatrix() = default;
-
-  /// Throws: `FileError` if this engine cannot read the tensor's type.
-  explicit WeightMatrix(const Tensor& tensor);
-
-  Index rows() const { return stored_.rows; }
-  Index cols() const { return stored_.cols; }
-
-  /// A run of rows, as the kernels take it. Pre: 0 <= first, first + n <= rows()
-  StoredMatrix stored_rows(Index first, Index n) const;
-
-  /// Writes one row as floats. Shape: out is [cols]
-  void unpack_row(Index row, std::span<float> out) const;
-
- private:
-  StoredMatrix stored_{TensorType::F32, nullptr, 0, 0, 0};
-};
+/// How exactly activations enter products with quantised weights.
+enum class Activations { f32, q8 };
 
 /// One output of a product: the same activations times these weights.
 /// Shape: out is [T, weights->rows()]
@@ -54,7 +38,8 @@ struct Product {
 
 class Matmul {
  public:
-  explicit Matmul(tinyllm::ThreadPool& pool, const Kernels& kernels = best_kernels());
+  explicit Matmul(tinyllm::ThreadPool& pool, Activations activations = Activations::f32,
+                  const Kernels& kernels = best_kernels());
 
   /// y = x · Wᵀ. `y` is resized.
   /// Shape: x is [T, cols], y becomes [T, rows]
@@ -67,16 +52,29 @@ class Matmul {
   /// Cost: allocates only while scratch grows to the largest shape seen and where an output changes its size
   void multiply(const RowMatrix& x, std::span<const Product> products);
 
+  /// y += x · Wᵀ. Pre: y is not x
+  /// Shape: x is [T, cols], y is [T, rows], or the rows of one from `first_row` on
+  void multiply_add(const RowMatrix& x, const WeightMatrix& weights, RowMatrix& y, Index first_row = 0);
+
+  /// gate = silu(x · Gᵀ) · (x · Uᵀ), the two products of a gated feed-forward block. `gate` and `up` are resized.
+  /// Shape: x is [T, cols], gate and up become [T, rows]
+  void multiply_gated(const RowMatrix& x, const WeightMatrix& gate_weights, const WeightMatrix& up_weights, RowMatrix& gate,
+                      RowMatrix& up);
+
  private:
-  void multiply_rows(const RowMatrix& x, std::span<const Product> products);
-  void multiply_tiles(const RowMatrix& x, std::span<const Product> products);
-  void pack(const RowMatrix& x);
-  void multiply_panel(const WeightMatrix& weights, Index first, Index n, RowMatrix& y, float* scratch) const;
+  void check(const RowMatrix& x, const WeightMatrix& weights) const;
+  void quantize(const RowMatrix& x);
+  bool uses_quantized(const WeightMatrix& weights) const;
+  void multiply_panels(const RowMatrix& x, const WeightMatrix& weights, Index first, Index n, float* y, Index stride,
+                       Store store) const;
+  template <class F>
+  void share(Index n_panels, F f) const;
 
   tinyllm::ThreadPool& pool_;
+  Activations activations_;
   const Kernels& kernels_;
-  std::vector<float> packed_;   // activations as tiles: [tiles, cols, tile_lanes]
-  std::vector<float> scratch_;  // one unpacked panel and one tile of output a thread
+  std::vector<std::int8_t> q_;      // [T, cols]
+  std::vector<BlockScale> scales_;  // [T, cols / 32]
 };
 
 }  // namespace engine

@@ -76,13 +76,9 @@ void block_q5_0(const std::byte* block, float* out) noexcept {
 void block_q4_k(const std::byte* block, float* out) noexcept {
   const float d = load_half(block);
   const float m = load_half(block + 2);
-  const std::byte* packed = block + 4;  // [12]
-  const std::byte* q = block + 16;      // [128]
-  const auto byte = [packed](std::size_t i) { return std::to_integer<int>(packed[i]); };
+  const std::byte* q = block + 16;  // [128]
   for (std::size_t j = 0; j < 8; ++j) {
-    // Pairs 0..3 have six bits each in bytes 0..3 and 4..7, whose two top bits serve pairs 4..7.
-    const int scale = j < 4 ? byte(j) & 63 : (byte(j + 4) & 0x0F) | ((byte(j - 4) >> 6) << 4);
-    const int minimum = j < 4 ? byte(j + 4) & 63 : (byte(j + 4) >> 4) | ((byte(j) >> 6) << 4);
+    const auto [scale, minimum] = q4_k_scale(block + 4, j);
     const float scaled_d = times(d, scale);
     const float scaled_m = times(m, minimum);
     for (std::size_t i = 0; i < 32; ++i) {
@@ -113,6 +109,13 @@ void read_each(const std::byte* blocks, std::size_t n, float* out) noexcept {
 }
 
 }  // namespace
+
+KScale q4_k_scale(const std::byte* packed, std::size_t part) noexcept {
+  const auto byte = [packed](std::size_t i) { return std::to_integer<int>(packed[i]); };
+  // Parts 0..3 have six bits each in bytes 0..3 and 4..7, whose two top bits serve parts 4..7.
+  if (part < 4) return {byte(part) & 63, byte(part + 4) & 63};
+  return {(byte(part + 4) & 0x0F) | ((byte(part - 4) >> 6) << 4), (byte(part + 4) >> 4) | ((byte(part) >> 6) << 4)};
+}
 
 float half_to_float(std::uint16_t bits) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;

@@ -30,6 +30,15 @@ BlockReader block_reader(TensorType type);
 /// Throws: `FileError` for an unreadable format or a row that does not divide into its blocks.
 void dequantize_row(TensorType type, const std::byte* row, std::span<float> out);
 
+/// Scale and minimum of 32 values of a Q4_K block: factors of its two halves.
+struct KScale {
+  int scale;
+  int minimum;
+};
+
+/// Those of part 0..7. Shape: packed is [12]
+KScale q4_k_scale(const std::byte* packed, std::size_t part) noexcept;
+
 /// The float that sixteen IEEE binary16 bits stand for, exactly.
 float half_to_float(std::uint16_t bits) noexcept;
 

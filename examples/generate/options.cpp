@@ -76,9 +76,10 @@ KvDtype parse_kv_dtype(const std::string& text) {
   throw UsageError(message("--kv-dtype: '", text, "' is none of f32, f16 and bf16"));
 }
 
-void check_activations(const std::string& text) {
-  if (text == "q8") throw UsageError("--activations q8 is not available yet in this version: f32 is");
-  if (text != "f32") throw UsageError(message("--activations: '", text, "' is not f32"));
+engine::Activations parse_activations(const std::string& text) {
+  if (text == "f32") return engine::Activations::f32;
+  if (text == "q8") return engine::Activations::q8;
+  throw UsageError(message("--activations: '", text, "' is neither f32 nor q8"));
 }
 
 Index hardware_threads() {
@@ -142,7 +143,8 @@ void add_engine_options(CLI::App& app, Options& options) {
   add_choice(app, "--cache", "none|contiguous", options.cache, parse_cache,
              "none computes everything anew for each token, exactly and slowly (contiguous)");
   add_choice(app, "--kv-dtype", "f32|f16|bf16", options.kv_dtype, parse_kv_dtype, "What the cache stores (f16)");
-  app.add_option_function<std::string>("--activations", check_activations, "f32 is exact (f32)")->type_name("f32");
+  add_choice(app, "--activations", "f32|q8", options.activations, parse_activations,
+             "f32 is exact; q8 rounds what meets quantised weights to 8 bits and is faster (q8)");
   add_number(app, "--threads", Range<Index>{1, most_threads, "a whole number, 1 to 1024"}, options.threads,
              "Threads to compute with (one a processor)");
 }

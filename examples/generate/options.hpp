@@ -10,6 +10,8 @@
 
 #include "prompt.hpp"
 
+#include "matmul.hpp"
+
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/generate/generate.hpp>
 #include <tinyllm/sampling/params.hpp>
@@ -33,6 +35,7 @@ struct Options {
   bool ignore_eos = false;
   tinyllm::CacheMode cache = tinyllm::CacheMode::contiguous;
   KvDtype kv_dtype = KvDtype::f16;
+  engine::Activations activations = engine::Activations::q8;
   tinyllm::Index threads = 1;
   tinyllm::Index top_logits = 0;  ///< how many of the highest logits after the prompt to show
   bool json = false;

@@ -38,10 +38,11 @@ std::shared_ptr<const engine::Gguf> open_model(const Options& options) {
   return std::make_shared<const engine::Gguf>(options.model ? std::filesystem::path(*options.model) : bundled_model());
 }
 
-engine::Llama load_weights(std::shared_ptr<const engine::Gguf> gguf, tinyllm::ThreadPool& pool) {
+engine::Llama load_weights(std::shared_ptr<const engine::Gguf> gguf, tinyllm::ThreadPool& pool,
+                           engine::Activations activations) {
   if (gguf->tensors().empty())
     throw UsageError(gguf->label() + ": has a vocabulary but no weights, enough for --tokenize only");
-  return engine::Llama(std::move(gguf), pool);
+  return engine::Llama(std::move(gguf), pool, activations);
 }
 
 void check_length(const Options& options, Index tokens, Index context) {
@@ -137,7 +138,7 @@ void print(const Options& options, const Report& report, Output& output) {
 int run_model(const Options& options, Ids prompt, std::shared_ptr<const engine::Gguf> gguf, const engine::Tokenizer& tokenizer,
               std::chrono::steady_clock::time_point started, Output& output) {
   tinyllm::ThreadPool pool(options.threads);
-  engine::Llama model = load_weights(std::move(gguf), pool);
+  engine::Llama model = load_weights(std::move(gguf), pool, options.activations);
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
   check_length(options, static_cast<Index>(prompt.size()), model.config().max_position_embeddings);
 

@@ -61,7 +61,7 @@ class BadInput:
         self.refused("tokenize and score", "--prompt", "a b", "--tokenize", "--score", says="only one")
         for flag, value in (("--cache", "big"), ("--kv-dtype", "f8"), ("--activations", "f16"), ("--cache", "")):
             self.refused(f"{flag} '{value}'", "--prompt", "a", flag, value, says=flag)
-        for flag, value in (("--cache", "paged"), ("--kv-dtype", "q8"), ("--activations", "q8")):
+        for flag, value in (("--cache", "paged"), ("--kv-dtype", "q8")):
             self.refused(f"{flag} {value}", "--prompt", "a", flag, value, says="not available yet")
 
     def numbers(self):

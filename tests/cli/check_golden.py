@@ -24,7 +24,7 @@ def largest_difference(expected, actual):
 
 class Golden:
     def __init__(self, generate, model, golden):
-        self.command = (generate, "--model", model, "--kv-dtype", "f32", "--json")
+        self.command = (generate, "--model", model, "--kv-dtype", "f32", "--activations", "f32", "--json")
         self.logit_tolerance = golden["logit_tolerance"]
         self.nll_tolerance = golden["nll_tolerance"]
         self.checks = Checks()

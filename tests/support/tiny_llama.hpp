@@ -10,6 +10,7 @@
 
 #include "gguf_writer.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +38,7 @@ struct TinyLlamaShape {
   bool tied = true;
   double linear_factor = 1;              ///< written as rope scaling if it is not 1
   std::vector<float> rope_factors = {};  ///< written as rope_freqs.weight if there are any
+  bool q8_0 = false;                     ///< matrices are rounded to Q8_0 and written so; widths must be multiples of 32
 };
 
 /// Shape: values are [rows, cols], row after row
@@ -102,7 +104,8 @@ class TinyLlama {
       if (matrix.rows == 1) {
         writer.tensor(name, 0, {matrix.cols}, bytes_of(matrix.values));
       } else {
-        writer.tensor(name, 0, {matrix.cols, matrix.rows}, bytes_of(matrix.values));
+        writer.tensor(name, shape_.q8_0 ? 8 : 0, {matrix.cols, matrix.rows},
+                      shape_.q8_0 ? q8_0_of(matrix.values) : bytes_of(matrix.values));
       }
     }
     if (!shape_.rope_factors.empty()) {
@@ -119,12 +122,37 @@ class TinyLlama {
     return bytes;
   }
 
+  // The power of two that is the scale of a block of 32 values.
+  static float scale_of(const float* block) {
+    float largest = 0;
+    for (std::size_t i = 0; i < 32; ++i) largest = std::max(largest, std::abs(block[i]));
+    return std::exp2(std::ceil(std::log2(largest / 127)));
+  }
+
+  // Pre: the values are multiples of their block's scale.
+  static Bytes q8_0_of(const std::vector<float>& values) {
+    Bytes bytes;
+    for (std::size_t at = 0; at < values.size(); at += 32) {
+      const float scale = scale_of(values.data() + at);
+      const int half = (std::ilogb(scale) + 15) << 10;
+      bytes.push_back(static_cast<std::byte>(half & 0xFF));
+      bytes.push_back(static_cast<std::byte>(half >> 8));
+      for (std::size_t i = 0; i < 32; ++i)
+        bytes.push_back(static_cast<std::byte>(static_cast<int>(values[at + i] / scale) & 0xFF));
+    }
+    return bytes;
+  }
+
   // Outputs as large as inputs, times `gain`: attention that is neither flat nor one-hot.
   void add(const std::string& name, std::size_t rows, std::size_t cols, double gain) {
     PlainMatrix& matrix = matrices_[name];
     matrix = {rows, cols, {}};
     std::normal_distribution<double> values(0, gain / std::sqrt(static_cast<double>(cols)));
     for (std::size_t i = 0; i < rows * cols; ++i) matrix.values.push_back(static_cast<float>(values(random_)));
+    for (std::size_t at = 0; shape_.q8_0 && at < rows * cols; at += 32) {
+      const float scale = scale_of(matrix.values.data() + at);
+      for (std::size_t i = 0; i < 32; ++i) matrix.values[at + i] = std::round(matrix.values[at + i] / scale) * scale;
+    }
   }
 
   void add_norm(const std::string& name) {

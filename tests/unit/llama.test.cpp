@@ -17,6 +17,7 @@
 
 #include <doctest/doctest.h>
 
+using engine::Activations;
 using engine::FileError;
 using engine::Gguf;
 using engine::Index;
@@ -43,12 +44,14 @@ struct Loaded {
   tinyllm::ThreadPool pool;
   Llama model;
 
-  explicit Loaded(const TinyLlama& tiny, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels())
-      : Loaded(tiny.gguf().bytes(), n_threads, kernels) {}
-  explicit Loaded(Bytes file, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels())
+  explicit Loaded(const TinyLlama& tiny, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels(),
+                  Activations activations = Activations::f32)
+      : Loaded(tiny.gguf().bytes(), n_threads, kernels, activations) {}
+  explicit Loaded(Bytes file, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels(),
+                  Activations activations = Activations::f32)
       : bytes(std::move(file)),
         pool(n_threads),
-        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, kernels) {}
+        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, activations, kernels) {}
 };
 
 std::vector<TokenId> random_ids(std::size_t n, std::size_t vocab) {
@@ -70,6 +73,19 @@ double worst_difference(const RowMatrix& logits, const std::vector<std::vector<d
     }
   }
   return worst;
+}
+
+// Of all differences from the reference.
+double root_mean_square(const RowMatrix& logits, const std::vector<std::vector<double>>& expected) {
+  double squares = 0;
+  for (Index t = 0; t < logits.rows(); ++t) {
+    for (Index v = 0; v < logits.cols(); ++v) {
+      const double difference =
+          static_cast<double>(logits(t, v)) - expected[static_cast<std::size_t>(t)][static_cast<std::size_t>(v)];
+      squares += difference * difference;
+    }
+  }
+  return std::sqrt(squares / static_cast<double>(logits.size()));
 }
 
 template <class Cache>
@@ -110,9 +126,40 @@ TEST_CASE("llama_equals_the_naive_reference") {
       tinyllm::RecomputeCache none;
       CHECK(worst_difference(all_logits(loaded.model, ids, none), expected, 0) < 1e-4);
     }
-    Loaded portable(tiny, 2, engine::portable_kernels());
-    KVCache<float> cache(tinyllm::cache_dims(portable.model));
-    CHECK(worst_difference(all_logits(portable.model, ids, cache), expected, 0) < 1e-4);
+    for (const engine::Kernels* kernels : engine::every_kernels()) {
+      CAPTURE(kernels->name);
+      Loaded loaded(tiny, 2, *kernels);
+      KVCache<float> cache(tinyllm::cache_dims(loaded.model));
+      CHECK(worst_difference(all_logits(loaded.model, ids, cache), expected, 0) < 1e-4);
+    }
+  }
+}
+
+TEST_CASE("llama_of_quantised_weights") {
+  // The naive model has the numbers that the blocks stand for.
+  const TinyLlama tiny({.hidden = 64, .heads = 4, .head_dim = 16, .rope_dims = 16, .inner = 96, .q8_0 = true});
+  const std::vector<TokenId> ids = random_ids(45, tiny.shape().vocab);
+  const std::vector<std::vector<double>> expected = test_support::naive_llama(tiny, ids);
+  for (const engine::Kernels* kernels : engine::every_kernels()) {
+    CAPTURE(kernels->name);
+    for (const Activations activations : {Activations::f32, Activations::q8}) {
+      Loaded loaded(tiny, 2, *kernels, activations);
+      KVCache<float> cache(tinyllm::cache_dims(loaded.model));
+      const RowMatrix whole = all_logits(loaded.model, ids, cache);
+      const double worst = worst_difference(whole, expected, 0);
+      if (activations == Activations::f32) {
+        CHECK(worst < 1e-4);
+      } else {
+        CHECK(root_mean_square(whole, expected) < 0.1);  // of logits of about 1
+        CHECK(worst > 1e-4);                             // it is rounded indeed
+      }
+      cache.clear();
+      for (std::size_t t = 0; t < ids.size(); ++t) {
+        const RowMatrix alone = all_logits(loaded.model, std::span(ids).subspan(t, 1), cache);
+        CHECK((alone - whole.row(static_cast<Index>(t))).cwiseAbs().maxCoeff() <
+              (activations == Activations::f32 ? 1e-4 : 5e-2));
+      }
+    }
   }
 }
 
@@ -163,7 +210,7 @@ TEST_CASE("llama_reads_sixteen_bit_caches") {
   const TinyLlama tiny;
   const std::vector<TokenId> ids = random_ids(40, tiny.shape().vocab);
   const std::vector<std::vector<double>> expected = test_support::naive_llama(tiny, ids);
-  for (const engine::Kernels* kernels : {&engine::best_kernels(), &engine::portable_kernels()}) {
+  for (const engine::Kernels* kernels : engine::every_kernels()) {
     Loaded loaded(tiny, 2, *kernels);
     KVCache<Eigen::half> half(tinyllm::cache_dims(loaded.model));
     KVCache<Eigen::bfloat16> bfloat16(tinyllm::cache_dims(loaded.model));

@@ -4,6 +4,7 @@
 #include "quants.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -11,6 +12,8 @@
 
 #include <doctest/doctest.h>
 
+using engine::Activations;
+using engine::BlockScale;
 using engine::Index;
 using engine::Kernels;
 using engine::Matmul;
@@ -23,12 +26,6 @@ namespace {
 
 constexpr TensorType every_type[] = {TensorType::F32,  TensorType::F16,  TensorType::BF16, TensorType::Q8_0, TensorType::Q4_0,
                                      TensorType::Q4_1, TensorType::Q5_0, TensorType::Q4_K, TensorType::Q6_K};
-
-std::vector<const Kernels*> every_kernel() {
-  std::vector<const Kernels*> tables{&engine::portable_kernels()};
-  if (engine::avx2_kernels() != nullptr) tables.push_back(engine::avx2_kernels());
-  return tables;
-}
 
 // A tensor of random bits, whose numbers are all finite and below about 4 in size.
 struct RandomTensor {
@@ -71,14 +68,20 @@ RowMatrix random_rows(Index rows, Index cols, unsigned seed) {
   return x;
 }
 
-// Compares with sums in double; the bound is a few float roundings of the sum of magnitudes.
-void check_product(const RowMatrix& x, const Tensor& tensor, const RowMatrix& y) {
+// Row r of the tensor as floats.
+std::vector<float> row_of(const Tensor& tensor, Index r) {
+  std::vector<float> row(static_cast<std::size_t>(tensor.cols));
+  engine::dequantize_row(tensor.type, tensor.data.data() + static_cast<std::size_t>(r) * tensor.row_bytes(), row);
+  return row;
+}
+
+// Largest error of y = x · Wᵀ against sums in double, as a share of the sum of magnitudes.
+double product_error(const RowMatrix& x, const Tensor& tensor, const RowMatrix& y) {
   REQUIRE(y.rows() == x.rows());
   REQUIRE(y.cols() == tensor.rows);
-  std::vector<float> row(static_cast<std::size_t>(tensor.cols));
   double worst = 0;
   for (Index r = 0; r < tensor.rows; ++r) {
-    engine::dequantize_row(tensor.type, tensor.data.data() + static_cast<std::size_t>(r) * tensor.row_bytes(), row);
+    const std::vector<float> row = row_of(tensor, r);
     for (Index t = 0; t < x.rows(); ++t) {
       double sum = 0;
       double size = 0;
@@ -91,7 +94,28 @@ void check_product(const RowMatrix& x, const Tensor& tensor, const RowMatrix& y)
       worst = std::isfinite(error) ? std::max(worst, error) : 1.0;
     }
   }
-  CHECK(worst < 2e-6);
+  return worst;
+}
+
+// A few float roundings of the sum of magnitudes.
+void check_product(const RowMatrix& x, const Tensor& tensor, const RowMatrix& y) { CHECK(product_error(x, tensor, y) < 2e-6); }
+
+bool has_blocks(TensorType type) { return engine::block_layout(type).elements > 1; }
+
+// What eight bits leave of activations, in plain C++: blocks of 32, their largest magnitude is 127, ties to even.
+RowMatrix rounded_activations(const RowMatrix& x) {
+  RowMatrix rounded(x.rows(), x.cols());
+  for (Index t = 0; t < x.rows(); ++t) {
+    for (Index k = 0; k < x.cols(); k += 32) {
+      const auto block = x.row(t).segment(k, 32);
+      const double largest = static_cast<double>(block.cwiseAbs().maxCoeff());
+      for (Index i = 0; i < 32; ++i) {
+        const double q = std::nearbyint(static_cast<double>(block[i]) * 127 / largest);
+        rounded(t, k + i) = static_cast<float>(q * largest / 127);
+      }
+    }
+  }
+  return rounded;
 }
 
 Index cols_for(TensorType type, Index about) {
@@ -99,19 +123,56 @@ Index cols_for(TensorType type, Index about) {
   return (about + block - 1) / block * block;
 }
 
+constexpr Index every_row_count[] = {1, 7, 16, 50, 101};
+constexpr Index every_token_count[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 31, 40};
+
 }  // namespace
+
+TEST_CASE("weights_unpack_to_what_the_file_says") {
+  for (const TensorType type : every_type) {
+    CAPTURE(engine::name(type));
+    const RandomTensor w(type, 37, cols_for(type, 70), 5);
+    const WeightMatrix weights(w.tensor);
+    CHECK(weights.rows() == 37);
+    CHECK(weights.cols() == w.tensor.cols);
+    CHECK(weights.n_panels() == 3);
+    std::vector<float> row(static_cast<std::size_t>(w.tensor.cols));
+    for (Index r = 0; r < 37; ++r) {
+      weights.unpack_row(r, row);
+      CHECK(row == row_of(w.tensor, r));
+    }
+  }
+}
+
+TEST_CASE("weights_packed_piece_by_piece_in_foreign_memory") {
+  for (const TensorType type : every_type) {
+    CAPTURE(engine::name(type));
+    const RandomTensor w(type, 50, cols_for(type, 32), 6);
+    const std::size_t bytes = WeightMatrix::memory_bytes(w.tensor);
+    CHECK(bytes % 64 == 0);
+    const engine::PanelMemory memory(2 * bytes);
+    const WeightMatrix weights(w.tensor, memory.data() + bytes);
+    for (const Index panel : {3, 0, 2, 1}) weights.pack(w.tensor, panel, 1);
+    std::vector<float> row(static_cast<std::size_t>(w.tensor.cols));
+    for (Index r = 0; r < 50; ++r) {
+      weights.unpack_row(r, row);
+      CHECK(row == row_of(w.tensor, r));
+    }
+    for (std::size_t i = 0; i < bytes; ++i) REQUIRE(memory.data()[i] == std::byte{0});  // nothing in front of it
+  }
+}
 
 TEST_CASE("matmul_equals_the_dequantised_product_for_every_type_and_shape") {
   tinyllm::ThreadPool pool(2);
-  for (const Kernels* kernels : every_kernel()) {
-    Matmul matmul(pool, *kernels);
+  for (const Kernels* kernels : engine::every_kernels()) {
+    Matmul matmul(pool, Activations::f32, *kernels);
     RowMatrix y;
     for (const TensorType type : every_type) {
-      for (const Index rows : {1, 7, 50, 101}) {
+      for (const Index rows : every_row_count) {
         for (const Index cols : {1, 33, 96, 300}) {
           const RandomTensor w(type, rows, cols_for(type, cols), 7);
           const WeightMatrix weights(w.tensor);
-          for (const Index tokens : {1, 2, 3, 4, 5, 16, 37}) {
+          for (const Index tokens : every_token_count) {
             CAPTURE(kernels->name);
             CAPTURE(engine::name(type));
             CAPTURE(rows);
@@ -127,26 +188,150 @@ TEST_CASE("matmul_equals_the_dequantised_product_for_every_type_and_shape") {
   }
 }
 
+TEST_CASE("matmul_with_rounded_activations_equals_the_product_of_what_they_are_rounded_to") {
+  tinyllm::ThreadPool pool(2);
+  for (const Kernels* kernels : engine::every_kernels()) {
+    Matmul matmul(pool, Activations::q8, *kernels);
+    Matmul exact(pool, Activations::f32, *kernels);
+    RowMatrix y;
+    RowMatrix expected;
+    for (const TensorType type : every_type) {
+      for (const Index rows : every_row_count) {
+        for (const Index cols : {32, 96, 300}) {
+          const RandomTensor w(type, rows, cols_for(type, cols), 7);
+          const WeightMatrix weights(w.tensor);
+          for (const Index tokens : every_token_count) {
+            CAPTURE(kernels->name);
+            CAPTURE(engine::name(type));
+            CAPTURE(rows);
+            CAPTURE(cols);
+            CAPTURE(tokens);
+            const RowMatrix x = random_rows(tokens, w.tensor.cols, 3);
+            matmul.multiply(x, weights, y);
+            if (has_blocks(type)) {
+              CHECK(product_error(rounded_activations(x), w.tensor, y) < 4e-6);
+              if (rows * tokens < 100) continue;
+              exact.multiply(x, weights, expected);
+              CHECK((y - expected).norm() < 2e-2F * expected.norm());
+            } else {
+              check_product(x, w.tensor, y);  // plain numbers meet exact activations
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul_with_extreme_weights_and_activations_does_not_overflow") {
+  tinyllm::ThreadPool pool(1);
+  for (const Kernels* kernels : engine::every_kernels()) {
+    CAPTURE(kernels->name);
+    Matmul matmul(pool, Activations::q8, *kernels);
+    RowMatrix y;
+    for (const TensorType type : {TensorType::Q8_0, TensorType::Q4_0, TensorType::Q4_1, TensorType::Q5_0, TensorType::Q6_K}) {
+      for (const int bits : {0x00, 0x7F, 0x80, 0xFF}) {
+        RandomTensor w(type, 16, cols_for(type, 64), 1);
+        const engine::BlockLayout block = engine::block_layout(type);
+        const std::size_t head = type == TensorType::Q4_1 ? 4 : type == TensorType::Q6_K ? 0 : 2;
+        const std::size_t end = type == TensorType::Q6_K ? 208 : block.bytes;
+        for (std::size_t at = 0; at < w.bytes.size(); at += block.bytes) {
+          for (std::size_t i = head; i < end; ++i) w.bytes[at + i] = static_cast<std::byte>(bits);
+        }
+        w.tensor.data = w.bytes;
+        for (const float sign : {1.0F, -1.0F}) {
+          const RowMatrix x = RowMatrix::Constant(3, w.tensor.cols, sign);
+          matmul.multiply(x, WeightMatrix(w.tensor), y);
+          CAPTURE(engine::name(type));
+          CAPTURE(bits);
+          check_product(x, w.tensor, y);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul_results_of_a_token_do_not_depend_on_the_others") {
+  tinyllm::ThreadPool pool(2);
+  for (const Kernels* kernels : engine::every_kernels()) {
+    for (const Activations activations : {Activations::f32, Activations::q8}) {
+      Matmul matmul(pool, activations, *kernels);
+      for (const TensorType type : every_type) {
+        CAPTURE(kernels->name);
+        CAPTURE(engine::name(type));
+        const RandomTensor w(type, 40, cols_for(type, 96), 2);
+        const WeightMatrix weights(w.tensor);
+        const RowMatrix x = random_rows(15, w.tensor.cols, 9);
+        RowMatrix together;
+        matmul.multiply(x, weights, together);
+        for (Index t = 0; t < x.rows(); ++t) {
+          RowMatrix alone;
+          matmul.multiply(x.row(t), weights, alone);
+          CHECK(alone == together.row(t));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("matmul_several_products_in_one_step") {
   const RandomTensor a(TensorType::Q4_1, 50, 64, 1);
-  const RandomTensor b(TensorType::Q8_0, 9, 64, 2);
+  const RandomTensor b(TensorType::F32, 9, 64, 2);
   const RandomTensor c(TensorType::F16, 130, 64, 3);
   const WeightMatrix wa(a.tensor);
   const WeightMatrix wb(b.tensor);
   const WeightMatrix wc(c.tensor);
   for (const Index n_threads : {1, 2, 3}) {
     tinyllm::ThreadPool pool(n_threads);
-    Matmul matmul(pool);
-    for (const Index tokens : {1, 20}) {
+    for (const Activations activations : {Activations::f32, Activations::q8}) {
+      Matmul matmul(pool, activations);
+      for (const Index tokens : {1, 20}) {
+        const RowMatrix x = random_rows(tokens, 64, 5);
+        RowMatrix ya;
+        RowMatrix yb;
+        RowMatrix yc;
+        const engine::Product products[] = {{&wa, &ya}, {&wb, &yb}, {&wc, &yc}};
+        matmul.multiply(x, products);
+        CHECK(product_error(activations == Activations::q8 ? rounded_activations(x) : x, a.tensor, ya) < 4e-6);
+        check_product(x, b.tensor, yb);
+        check_product(x, c.tensor, yc);
+      }
+    }
+  }
+}
+
+TEST_CASE("matmul_adds_to_rows_and_gates") {
+  const RandomTensor a(TensorType::Q8_0, 37, 64, 1);
+  const RandomTensor b(TensorType::Q4_0, 37, 64, 2);
+  const WeightMatrix gate_weights(a.tensor);
+  const WeightMatrix up_weights(b.tensor);
+  for (const Kernels* kernels : engine::every_kernels()) {
+    CAPTURE(kernels->name);
+    tinyllm::ThreadPool pool(2);
+    Matmul matmul(pool, Activations::f32, *kernels);
+    for (const Index tokens : {1, 6}) {
       const RowMatrix x = random_rows(tokens, 64, 5);
-      RowMatrix ya;
-      RowMatrix yb;
-      RowMatrix yc;
-      const engine::Product products[] = {{&wa, &ya}, {&wb, &yb}, {&wc, &yc}};
-      matmul.multiply(x, products);
-      check_product(x, a.tensor, ya);
-      check_product(x, b.tensor, yb);
-      check_product(x, c.tensor, yc);
+      RowMatrix gate;
+      RowMatrix up;
+      matmul.multiply(x, gate_weights, gate);
+      matmul.multiply(x, up_weights, up);
+
+      const RowMatrix before = random_rows(tokens + 3, 37, 8);
+      RowMatrix sum = before;
+      matmul.multiply_add(x, gate_weights, sum, 2);
+      CHECK(sum.topRows(2) == before.topRows(2));
+      CHECK(sum.bottomRows(1) == before.bottomRows(1));
+      CHECK((sum - before).middleRows(2, tokens).isApprox(gate, 1e-5F));
+
+      RowMatrix gated;
+      RowMatrix scratch;
+      matmul.multiply_gated(x, gate_weights, up_weights, gated, scratch);
+      const RowMatrix expected = gate.array() / (1 + (-gate.array()).exp()) * up.array();
+      CHECK(gated.isApprox(expected, 1e-5F));
+
+      RowMatrix small(tokens + 1, 37);
+      CHECK_THROWS_AS(matmul.multiply_add(x, gate_weights, small, 2), std::invalid_argument);
+      CHECK_THROWS_AS(matmul.multiply_add(x, gate_weights, scratch, -1), std::invalid_argument);
     }
   }
 }
@@ -164,106 +349,76 @@ TEST_CASE("matmul_refuses_shapes_that_do_not_fit") {
   CHECK(y.cols() == 5);
 }
 
-TEST_CASE("kernels_add_rows_and_strided_tiles_equal_plain_loops") {
-  for (const Kernels* kernels : every_kernel()) {
+TEST_CASE("kernels_quantize_in_blocks_of_32") {
+  for (const Kernels* kernels : engine::every_kernels()) {
     CAPTURE(kernels->name);
-    for (const TensorType type : {TensorType::F32, TensorType::F16, TensorType::BF16}) {
-      for (const Index cols : {3, 16, 72}) {
-        const RandomTensor v(type, 11, cols, 4);
-        const engine::StoredMatrix stored{type, v.bytes.data(), v.tensor.row_bytes(), 11, cols};
-        RowMatrix rows(11, cols);
-        for (Index r = 0; r < 11; ++r) {
-          kernels->unpack(type, v.bytes.data() + static_cast<std::size_t>(r) * stored.row_bytes, cols, rows.data() + r * cols);
-        }
-        for (const Index n : {1, 2, 3, 4}) {
-          const RowMatrix p = random_rows(n, 20, 8);  // wider than the rows, so that the stride matters
-          RowMatrix out = random_rows(n, cols + 5, 9);
-          RowMatrix expected = out;
-          expected.leftCols(cols) += p.leftCols(11) * rows;
-          kernels->add_rows(stored, p.data(), 20, n, out.data(), cols + 5);
-          CHECK((out - expected).cwiseAbs().maxCoeff() < 1e-4F);
-        }
-        const RowMatrix x = random_rows(11, engine::tile_lanes, 2);  // columns of `rows` as the rows of the tile
-        RowMatrix c = random_rows(cols, engine::tile_lanes, 6);
-        const RowMatrix before = c;
-        kernels->tile({rows.data(), 1, cols, cols, 11}, x.data(), c.data(), engine::TileOutput::add);
-        CHECK((c - before - rows.transpose() * x).cwiseAbs().maxCoeff() < 1e-4F);
-        kernels->tile({rows.data(), 1, cols, cols, 11}, x.data(), c.data(), engine::TileOutput::overwrite);
-        CHECK((c - rows.transpose() * x).cwiseAbs().maxCoeff() < 1e-4F);
+    RowMatrix x = random_rows(1, 128, 4);
+    x.row(0).segment(32, 32).setZero();
+    x.row(0).segment(64, 32) *= 1e-30F;
+    x(0, 70) = 1e-29F;
+    std::vector<std::int8_t> q(128);
+    std::vector<BlockScale> scales(4);
+    kernels->quantize(x.data(), 128, q.data(), scales.data());
+    for (std::size_t b = 0; b < 4; ++b) {
+      CAPTURE(b);
+      const auto block = x.row(0).segment(static_cast<Index>(b) * 32, 32);
+      const double scale = static_cast<double>(scales[b].scale);
+      CHECK(scale == doctest::Approx(static_cast<double>(block.cwiseAbs().maxCoeff()) / 127).epsilon(1e-6).scale(1e-32));
+      int sums[2] = {0, 0};
+      for (std::size_t i = 0; i < 32; ++i) {
+        const int value = q[32 * b + i];
+        CHECK(std::abs(value) <= 127);
+        CHECK(std::abs(static_cast<double>(block[static_cast<Index>(i)]) - scale * value) <= scale * 0.50001);
+        sums[i / 16] += value;
+      }
+      CHECK(scales[b].offsets[0] == -128 * sums[0]);
+      CHECK(scales[b].offsets[1] == -128 * sums[1]);
+      CHECK(static_cast<double>(scales[b].sum) == doctest::Approx(scale * (sums[0] + sums[1])).epsilon(1e-6).scale(1e-32));
+    }
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+      for (const Index at : {0, 17, 31}) {
+        RowMatrix spoiled = random_rows(1, 32, 4);
+        spoiled(0, at) = bad;
+        kernels->quantize(spoiled.data(), 32, q.data(), scales.data());
+        CHECK_FALSE(std::isfinite(scales[0].scale));  // so that what comes out is no number either
       }
     }
   }
 }
 
-TEST_CASE("kernels_exp_and_silu_equal_the_standard_library") {
-  for (const Kernels* kernels : every_kernel()) {
+TEST_CASE("kernels_normalize_rotate_and_silu_equal_plain_loops") {
+  for (const Kernels* kernels : engine::every_kernels()) {
     CAPTURE(kernels->name);
-    std::vector<float> x;
-    for (float v = -87.0F; v <= 0.0F; v += 0.037F) x.push_back(v);
-    std::vector<float> e = x;
-    const float sum = kernels->exp_minus(e.data(), static_cast<Index>(e.size()), 0.0F);
-    double expected_sum = 0;
-    double worst = 0;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const double expected = std::exp(static_cast<double>(x[i]));
-      expected_sum += expected;
-      worst = std::max(worst, std::abs(static_cast<double>(e[i]) / expected - 1));
+    for (const Index n : {2, 8, 36, 70}) {
+      CAPTURE(n);
+      const RowMatrix x = random_rows(1, n, 3);
+      const RowMatrix weight = random_rows(1, n, 4);
+      RowMatrix out(1, n);
+      kernels->normalize(x.data(), weight.data(), n, 1e-5F, out.data());
+      const float root = std::sqrt(x.squaredNorm() / static_cast<float>(n) + 1e-5F);
+      CHECK(out.isApprox(RowMatrix(x.cwiseProduct(weight) / root), 1e-6F));
+
+      const RowMatrix c = random_rows(1, n, 5);
+      const RowMatrix s = random_rows(1, n, 6);
+      RowMatrix turned = x;
+      kernels->rotate(turned.data(), c.data(), s.data(), n);
+      for (Index i = 0; i < n; i += 2) {
+        CHECK(turned(0, i) == doctest::Approx(x(0, i) * c(0, i) + x(0, i + 1) * s(0, i)));
+        CHECK(turned(0, i + 1) == doctest::Approx(x(0, i + 1) * c(0, i + 1) + x(0, i) * s(0, i + 1)));
+      }
     }
-    CHECK(worst < 3e-7);
-    CHECK(static_cast<double>(sum) == doctest::Approx(expected_sum).epsilon(1e-5));
-
-    std::vector<float> ends{-std::numeric_limits<float>::infinity(), -1e5F, 0.0F};
-    kernels->exp_minus(ends.data(), 3, 0.0F);
-    CHECK(ends == std::vector<float>{0.0F, 0.0F, 1.0F});
-
     for (float g = -120.0F; g <= 120.0F; g += 0.71F) {
-      float gate[9];
-      float up[9];
-      for (int i = 0; i < 9; ++i) {
+      float gate[19];
+      float up[19];
+      for (int i = 0; i < 19; ++i) {
         gate[i] = g;
         up[i] = static_cast<float>(i) - 4;
       }
-      kernels->silu_multiply(gate, up, 9);
-      for (int i = 0; i < 9; ++i) {
+      kernels->silu_multiply(gate, up, 19);
+      for (int i = 0; i < 19; ++i) {
         const double expected = static_cast<double>(g) / (1 + std::exp(-static_cast<double>(g))) * (i - 4);
-        CHECK(static_cast<double>(gate[i]) == doctest::Approx(expected).epsilon(1e-5));
+        CHECK(static_cast<double>(gate[i]) == doctest::Approx(expected).epsilon(2e-6));
       }
-    }
-  }
-}
-
-TEST_CASE("kernels_softmax_lanes_equal_one_softmax") {
-  constexpr float nothing = -std::numeric_limits<float>::infinity();
-  for (const Kernels* kernels : every_kernel()) {
-    CAPTURE(kernels->name);
-    RowMatrix s = random_rows(20, engine::tile_lanes, 3) * 30;
-    s.row(5).setConstant(nothing);
-    s.col(3).topRows(12).setConstant(nothing);  // sees something only in the second step
-    s.col(4).setConstant(nothing);              // never sees anything
-    s.col(6).setConstant(-1e5F);
-    RowMatrix e = s;
-    engine::SoftmaxLanes lanes;
-    for (Index l = 0; l < engine::tile_lanes; ++l) {
-      lanes.maximum[l] = nothing;
-      lanes.sum[l] = 0;
-    }
-    kernels->softmax_lanes(e.data(), 12, lanes);
-    kernels->softmax_lanes(e.data() + 12 * engine::tile_lanes, 8, lanes);
-    for (Index l = 0; l < engine::tile_lanes; ++l) {
-      CAPTURE(l);
-      if (l == 4) {
-        CHECK(lanes.sum[l] == 0.0F);
-        CHECK(e.col(l).isZero(0));
-        continue;
-      }
-      const double maximum = static_cast<double>(s.col(l).maxCoeff());
-      double sum = 0;
-      for (Index k = 0; k < 20; ++k) sum += std::exp(static_cast<double>(s(k, l)) - maximum);
-      CHECK(static_cast<double>(lanes.maximum[l]) == maximum);
-      CHECK(static_cast<double>(lanes.sum[l]) == doctest::Approx(sum).epsilon(1e-5));
-      const double rescale = static_cast<double>(lanes.rescale[l]);
-      CHECK(static_cast<double>(e(0, l)) * rescale ==
-            doctest::Approx(std::exp(static_cast<double>(s(0, l)) - maximum)).epsilon(1e-5));
     }
   }
 }

@@ -4,10 +4,14 @@
 #include <doctest/doctest.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <random>
+#include <vector>
 
 using namespace tinyllm;
 using nlohmann::json;
@@ -28,6 +32,125 @@ std::vector<float> floats(const json& values) {
   std::vector<float> out;
   for (const json& value : values) out.push_back(value.is_number() ? value.get<float>() : not_a_number);
   return out;
+}
+
+std::vector<CpuLevel> levels_here() {
+  std::vector<CpuLevel> levels;
+  for (const CpuLevel level : cpu_levels) {
+    if (runs(level)) levels.push_back(level);
+  }
+  return levels;
+}
+
+// The slow sampler: everything sorted, in long double. Only where top_p ends is left open, by what float weights may err.
+struct SlowSampler {
+  struct Entry {
+    TokenId id;
+    float score;
+    long double weight;
+  };
+  std::vector<Entry> order;  // what min_p and top_k leave, the highest first, the lowest id first on a tie
+  std::size_t fewest = 0;
+  std::size_t most = 0;
+
+  SlowSampler(const std::vector<float>& logits, const SamplingParams& params) {
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+      if (!std::isnan(logits[i]) && logits[i] != -infinity) order.push_back({static_cast<TokenId>(i), logits[i], 1.0L});
+    }
+    std::stable_sort(order.begin(), order.end(), [](const Entry& a, const Entry& b) { return a.score > b.score; });
+    const auto highest = static_cast<long double>(order.front().score);
+    const auto temperature = static_cast<long double>(params.temperature);
+    long double least = highest - 87 * temperature;
+    if (params.min_p > 0) least = std::max(least, highest + temperature * std::log(static_cast<long double>(params.min_p)));
+    if (std::isinf(highest)) least = highest;
+    std::erase_if(order, [&](const Entry& entry) { return static_cast<long double>(entry.score) < least; });
+    if (params.top_k > 0) order.resize(std::min(order.size(), static_cast<std::size_t>(params.top_k)));
+    for (Entry& entry : order) {
+      if (entry.score != order.front().score)
+        entry.weight = std::exp((static_cast<long double>(entry.score) - highest) / temperature);
+    }
+    fewest = most = order.size();
+    if (params.top_p < 1) {
+      fewest = reaching(static_cast<long double>(params.top_p) - 1e-6L);
+      most = reaching(static_cast<long double>(params.top_p) + 1e-6L);
+    }
+  }
+
+  std::size_t reaching(long double share) const {
+    const long double target = share * sum(order.size());
+    long double reached = 0;
+    std::size_t n = 0;
+    while (n < order.size() && (n == 0 || reached < target)) reached += order[n++].weight;
+    return n;
+  }
+
+  long double sum(std::size_t n) const {
+    long double sum = 0;
+    for (std::size_t i = 0; i < n; ++i) sum += order[i].weight;
+    return sum;
+  }
+
+  double entropy(std::size_t n) const {
+    const long double total = sum(n);
+    long double entropy = 0;
+    for (std::size_t i = 0; i < n; ++i) entropy -= order[i].weight / total * std::log(order[i].weight / total);
+    return static_cast<double>(entropy);
+  }
+};
+
+double slow_log_probability(const std::vector<float>& logits, TokenId id) {
+  long double highest = -infinity;
+  for (const float x : logits) highest = std::isnan(x) ? highest : std::max(highest, static_cast<long double>(x));
+  long double sum = 0;
+  for (const float x : logits) sum += std::isnan(x) ? 0.0L : std::exp(static_cast<long double>(x) - highest);
+  return static_cast<double>(static_cast<long double>(logits[static_cast<std::size_t>(id)]) - highest - std::log(sum));
+}
+
+enum class Kind { integers, normal, flat, coarse, ascending, all_sizes, huge, tiny, equal, special };
+constexpr int n_kinds = 10;
+
+std::vector<float> random_logits(Kind kind, std::size_t n, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    float& x = logits[i];
+    switch (kind) {
+      case Kind::integers: x = static_cast<float>(random() % 5); break;
+      case Kind::normal: x = 3 * normal(random); break;
+      case Kind::flat: x = 0.01F * normal(random); break;
+      case Kind::coarse: x = std::round(8 * normal(random)) / 4; break;
+      case Kind::ascending: x = 20 * static_cast<float>(i) / static_cast<float>(n); break;
+      case Kind::all_sizes: {
+        const int exponent = static_cast<int>(random() % 240) - 120;
+        x = std::ldexp(normal(random), exponent);
+        break;
+      }
+      case Kind::huge: x = 1e38F * normal(random); break;
+      case Kind::tiny: x = 1e-38F * normal(random); break;
+      case Kind::equal: x = -2.5F; break;
+      case Kind::special: {
+        const float values[] = {not_a_number, -infinity, n % 3 == 0 ? infinity : 1.0F, 0.0F, -0.0F, normal(random)};
+        x = values[random() % 6];
+        break;
+      }
+    }
+  }
+  logits[random() % n] = 1.0F;  // so that there is something to choose
+  return logits;
+}
+
+SamplingParams random_params(std::size_t n, std::mt19937& random) {
+  const auto any = [&random](std::initializer_list<float> values) { return values.begin()[random() % values.size()]; };
+  const Index k[] = {0, 0, 1, 2, 40, 300, static_cast<Index>(n) - 1, static_cast<Index>(n)};
+  return {.temperature = any({0.3F, 1.0F, 1.0F, 2.0F, 1e-6F, 1e30F}),
+          .min_p = any({0.0F, 0.0F, 0.05F, 0.5F, 1.0F, 1e-20F}),
+          .top_k = k[random() % 8],
+          .top_p = any({1.0F, 1.0F, 0.999F, 0.95F, 0.5F, 1e-9F})};
+}
+
+std::size_t random_size(std::mt19937& random) {
+  constexpr std::size_t sizes[] = {1, 2, 3, 15, 16, 17, 255, 256, 257, 511, 777, 1024, 2049, 4999, 20'000};
+  return sizes[random() % std::size(sizes)];
 }
 
 }  // namespace
@@ -72,6 +195,9 @@ TEST_CASE("sampler: greedy takes the highest logit, the lowest id on a tie, and 
   CHECK(greedy_choice(std::vector<float>{1, 3, 3}) == 1);
   CHECK(greedy_choice(std::vector<float>{not_a_number, -5, not_a_number}) == 1);
   CHECK(greedy_choice(std::vector<float>{0, infinity, infinity}) == 1);
+  std::vector<float> one(1000, not_a_number);  // more behind it than in front
+  one[3] = -1e30F;
+  CHECK(greedy_choice(one) == 3);
   CHECK_THROWS_AS(greedy_choice({}), std::invalid_argument);
   CHECK_THROWS_AS(greedy_choice(std::vector<float>{not_a_number, -infinity}), std::invalid_argument);
 }
@@ -250,4 +376,173 @@ TEST_CASE("sampler: the limits of what makes sense make sense") {
   CHECK_THROWS_AS(check_params({.top_p = -0.5F}), std::invalid_argument);
   CHECK(Sampled{}.id == 0);
   CHECK(Candidate{}.id == 0);
+}
+
+TEST_CASE("sampler: every combination of filters keeps and draws what the slow sampler does") {
+  std::mt19937 random(29);
+  for (int i = 0; i < 1500; ++i) {
+    const std::size_t n = random_size(random);
+    const auto kind = static_cast<Kind>(i % n_kinds);
+    const std::vector<float> logits = random_logits(kind, n, random);
+    const SamplingParams params = random_params(n, random);
+    CAPTURE(i);
+    CAPTURE(n);
+    CAPTURE(params.temperature);
+    CAPTURE(params.min_p);
+    CAPTURE(params.top_k);
+    CAPTURE(params.top_p);
+    const SlowSampler slow(logits, params);
+    Sampler sampler(params);
+    const std::span<const Candidate> candidates = sampler.candidates(logits, {}, {});
+    REQUIRE(candidates.size() >= slow.fewest);
+    REQUIRE(candidates.size() <= slow.most);
+
+    std::vector<SlowSampler::Entry> kept(slow.order.begin(),
+                                         slow.order.begin() + static_cast<std::ptrdiff_t>(candidates.size()));
+    std::sort(kept.begin(), kept.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+    const long double sum = slow.sum(kept.size());
+    std::size_t wrong = 0;
+    for (std::size_t j = 0; j < kept.size(); ++j) {
+      const auto expected = static_cast<double>(kept[j].weight / sum);
+      wrong += candidates[j].id != kept[j].id || std::abs(candidates[j].probability - expected) > 3e-5 * expected;
+    }
+    REQUIRE(wrong == 0);
+
+    // The draw again: the random number lies in the share of the id, among those kept in the order of ids.
+    Rng rng = request_rng(static_cast<std::uint64_t>(i));
+    Rng same = rng;
+    const Sampled next = sampler.sample(logits, {}, rng, {});
+    const double u = uniform(same);
+    CHECK(rng == same);
+    long double before = 0;
+    std::size_t j = 0;
+    for (; j < kept.size() && kept[j].id != next.id; ++j) before += kept[j].weight / sum;
+    REQUIRE(j < kept.size());
+    CHECK(u >= static_cast<double>(before) - 1e-6);
+    CHECK(u <= static_cast<double>(before + kept[j].weight / sum) + 1e-6);
+    CHECK(next.entropy == doctest::Approx(slow.entropy(kept.size())).epsilon(1e-5));
+    CHECK(next.entropy == doctest::Approx(entropy_of(candidates)).epsilon(1e-5));
+    if (logits[static_cast<std::size_t>(next.id)] != infinity) {
+      CHECK(static_cast<double>(next.logprob) == doctest::Approx(slow_log_probability(logits, next.id)).epsilon(1e-6));
+    }
+    CHECK(next.logprob == log_probability(logits, next.id));
+  }
+}
+
+TEST_CASE("sampler: every level gives the same bits") {
+  std::mt19937 random(31);
+  for (int i = 0; i < 600; ++i) {
+    const std::size_t n = random_size(random);
+    const std::vector<float> logits = random_logits(static_cast<Kind>(i % n_kinds), n, random);
+    SamplingParams params = random_params(n, random);
+    if (i % 7 == 0) params.temperature = 0;
+    const std::vector<TokenId> history = {0, static_cast<TokenId>(n / 2)};
+    if (i % 3 == 0) params.repetition_penalty = 1.3F;
+    CAPTURE(i);
+    CAPTURE(n);
+    Sampler oldest(params, CpuLevel::portable);
+    const std::span<const Candidate> expected = oldest.candidates(logits, history, {});
+    Rng rng = request_rng(static_cast<std::uint64_t>(i));
+    const Sampled first = Sampler(params, CpuLevel::portable).sample(logits, history, rng, {});
+    for (const CpuLevel level : levels_here()) {
+      CAPTURE(name(level));
+      Sampler sampler(params, level);
+      Rng again = request_rng(static_cast<std::uint64_t>(i));
+      const Sampled next = sampler.sample(logits, history, again, {});
+      CHECK(next.id == first.id);
+      CHECK(std::bit_cast<std::uint32_t>(next.logprob) == std::bit_cast<std::uint32_t>(first.logprob));
+      CHECK(std::bit_cast<std::uint64_t>(next.entropy) == std::bit_cast<std::uint64_t>(first.entropy));
+      CHECK(greedy_choice(logits, level) == greedy_choice(logits, CpuLevel::portable));
+      const std::span<const Candidate> candidates = sampler.candidates(logits, history, {});
+      REQUIRE(candidates.size() == expected.size());
+      std::size_t different = 0;
+      for (std::size_t j = 0; j < expected.size(); ++j) {
+        different += candidates[j].id != expected[j].id || std::bit_cast<std::uint64_t>(candidates[j].probability) !=
+                                                               std::bit_cast<std::uint64_t>(expected[j].probability);
+      }
+      CHECK(different == 0);
+    }
+  }
+}
+
+TEST_CASE("sampler: log-probabilities of a large vocabulary are right to a millionth") {
+  std::mt19937 random(37);
+  for (const float spread : {0.01F, 1.0F, 4.0F, 30.0F}) {
+    std::normal_distribution<float> normal(5.0F, spread);
+    std::vector<float> logits(131'072);
+    for (float& x : logits) x = normal(random);
+    for (int i = 0; i < 20; ++i) {
+      const auto id = static_cast<TokenId>(random() % logits.size());
+      const double expected = slow_log_probability(logits, id);
+      for (const CpuLevel level : levels_here()) {
+        CHECK(static_cast<double>(log_probability(logits, id, level)) == doctest::Approx(expected).epsilon(1e-6));
+      }
+    }
+  }
+}
+
+TEST_CASE("sampler: filters go by the score where weights are all alike") {
+  std::mt19937 random(41);
+  for (const std::size_t n : {std::size_t{20}, std::size_t{3000}}) {
+    const std::vector<float> logits = random_logits(Kind::normal, n, random);
+    const TokenId best = greedy_choice(logits);
+    CHECK(kept(logits, {.temperature = 1e30F, .top_k = 1}) == std::vector<TokenId>{best});
+    CHECK(kept(logits, {.temperature = 1e30F, .top_p = 1e-9F}) == std::vector<TokenId>{best});
+    CHECK(kept(logits, {.temperature = 1e30F, .min_p = 1.0F}) == std::vector<TokenId>{best});
+  }
+}
+
+TEST_CASE("sampler: of equal logits without number the lowest ids are kept") {
+  const std::vector<float> logits(100'003, 0.25F);
+  const auto first_ids = [&](const SamplingParams& params) {
+    const std::vector<TokenId> ids = kept(logits, params);
+    CHECK(ids.front() == 0);
+    CHECK(ids.back() == static_cast<TokenId>(ids.size()) - 1);
+    return ids.size();
+  };
+  CHECK(greedy_choice(logits) == 0);
+  CHECK(first_ids({.temperature = 1.0F}) == 100'003);
+  CHECK(first_ids({.temperature = 1.0F, .min_p = 1.0F}) == 100'003);
+  CHECK(first_ids({.temperature = 1.0F, .top_k = 1}) == 1);
+  CHECK(first_ids({.temperature = 1.0F, .top_k = 40}) == 40);
+  CHECK(first_ids({.temperature = 1.0F, .top_k = 70'001}) == 70'001);
+  CHECK(first_ids({.temperature = 1.0F, .top_p = 0.5F}) == 50'002);  // half of an odd number, and the id that crosses
+  CHECK(first_ids({.temperature = 1.0F, .top_k = 1001, .top_p = 0.25F}) == 251);
+}
+
+TEST_CASE("sampler: what lies in the last, broken block counts like any other") {
+  std::vector<float> logits(256 * 3 + 5, 0.0F);
+  logits.back() = 9.0F;
+  logits[256 * 3] = 8.0F;
+  logits[255] = 7.0F;
+  CHECK(greedy_choice(logits) == 772);
+  CHECK(kept(logits, {.temperature = 1.0F, .top_k = 3}) == std::vector<TokenId>{255, 768, 772});
+  CHECK(kept(logits, {.temperature = 1.0F, .min_p = 0.1F}) == std::vector<TokenId>{255, 768, 772});
+  CHECK(kept(logits, {.temperature = 0.1F, .top_p = 0.99999F}) == std::vector<TokenId>{768, 772});
+}
+
+TEST_CASE("sampler: what a sampler did before changes nothing") {
+  std::mt19937 random(43);
+  for (const SamplingParams& params : {SamplingParams{.temperature = 1.0F, .min_p = 0.1F}, SamplingParams{},
+                                       SamplingParams{.temperature = 0.7F, .top_k = 30, .top_p = 0.9F},
+                                       SamplingParams{.presence_penalty = 1.0F, .temperature = 1.0F, .top_p = 0.9F}}) {
+    Sampler used(params);
+    for (int i = 0; i < 60; ++i) {
+      const std::size_t n = random_size(random);
+      const std::vector<float> logits = random_logits(static_cast<Kind>(i % n_kinds), n, random);
+      const std::vector<TokenId> history = {0};
+      Rng rng = request_rng(static_cast<std::uint64_t>(i));
+      Rng same = rng;
+      const Sampled next = used.sample(logits, history, rng, {});
+      const Sampled expected = Sampler(params).sample(logits, history, same, {});
+      CHECK(next.id == expected.id);
+      CHECK(next.logprob == expected.logprob);
+      CHECK(next.entropy == expected.entropy);
+      Sampler fresh(params);
+      const std::span<const Candidate> of_fresh = fresh.candidates(logits, history, {});
+      const std::span<const Candidate> of_used = used.candidates(logits, history, {});
+      CHECK(std::equal(of_used.begin(), of_used.end(), of_fresh.begin(), of_fresh.end(),
+                       [](const auto& a, const auto& b) { return a.id == b.id && a.probability == b.probability; }));
+    }
+  }
 }

@@ -128,6 +128,22 @@ TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {
   return mask == 0 ? 0 : static_cast<std::size_t>(__builtin_popcount(static_cast<unsigned>(mask)));
 }
 
+TINYLLM_INLINE Lanes product(Lanes a, Lanes b) {
+  Lanes ab = {_mm256_mul_ps(a.v, b.v)};
+  __asm__("" : "+x"(ab.v));
+  return ab;
+}
+TINYLLM_INLINE Lanes add_at_least(Lanes sum, Lanes x, Lanes bound, Lanes y) {
+  return {_mm256_add_ps(sum.v, _mm256_and_ps(_mm256_cmp_ps(x.v, bound.v, _CMP_GE_OQ), y.v))};
+}
+TINYLLM_INLINE unsigned bits_at_least(Lanes x, Lanes bound) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x.v, bound.v, _CMP_GE_OQ)));
+}
+TINYLLM_INLINE Lanes times_power(Lanes x, Lanes shifted) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.v), exponent))};
+}
+
 }  // namespace avx2
 }  // namespace TINYLLM_BUILD
 }  // namespace tinyllm

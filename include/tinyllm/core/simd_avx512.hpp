@@ -142,6 +142,20 @@ TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {
   return mask == 0 ? 0 : static_cast<std::size_t>(__builtin_popcount(mask));
 }
 
+TINYLLM_INLINE Lanes product(Lanes a, Lanes b) {
+  Lanes ab = {_mm512_mul_ps(a.v, b.v)};
+  __asm__("" : "+v"(ab.v));
+  return ab;
+}
+TINYLLM_INLINE Lanes add_at_least(Lanes sum, Lanes x, Lanes bound, Lanes y) {
+  return {_mm512_mask_add_ps(sum.v, _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ), sum.v, y.v)};
+}
+TINYLLM_INLINE unsigned bits_at_least(Lanes x, Lanes bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ); }
+TINYLLM_INLINE Lanes times_power(Lanes x, Lanes shifted) {
+  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x.v), exponent))};
+}
+
 }  // namespace avx512
 }  // namespace TINYLLM_BUILD
 }  // namespace tinyllm

@@ -177,6 +177,34 @@ TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {
   return count;
 }
 
+/// a·b, rounded before anything is added to it: whatever the compiler may fuse, every level gets the same bits.
+TINYLLM_INLINE Lanes product(Lanes a, Lanes b) {
+  Lanes ab = {a.v * b.v};
+#if defined(__x86_64__)
+  __asm__("" : "+x"(ab.v));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(ab.v));
+#else
+  __asm__("" : "+m"(ab.v));
+#endif
+  return ab;
+}
+/// Adds y where x >= bound; what is not a number is not.
+TINYLLM_INLINE Lanes add_at_least(Lanes sum, Lanes x, Lanes bound, Lanes y) {
+  const IntVector reached = x.v >= bound.v;
+  return {sum.v + as_float(as_int(y.v) & reached)};
+}
+/// Bit i: x[i] >= bound[i].
+TINYLLM_INLINE unsigned bits_at_least(Lanes x, Lanes bound) {
+  const IntVector reached = (x.v >= bound.v) & IntVector{1, 2, 4, 8};
+  return static_cast<unsigned>(reached[0] | reached[1] | reached[2] | reached[3]);
+}
+/// x·2^n, where shifted = n + 1.5·2^23 as a float; any bits for other n.
+TINYLLM_INLINE Lanes times_power(Lanes x, Lanes shifted) {
+  using Bits = std::uint32_t __attribute__((vector_size(16)));
+  return {reinterpret_cast<FloatVector>(reinterpret_cast<Bits>(x.v) + (reinterpret_cast<Bits>(shifted.v) << 23))};
+}
+
 }  // namespace portable
 }  // namespace TINYLLM_BUILD
 }  // namespace tinyllm

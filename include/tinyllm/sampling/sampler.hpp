@@ -7,15 +7,22 @@
 //
 // Order: logit_bias → repetition penalty → presence and frequency penalty → temperature → min_p → top_k → top_p. At
 // temperature 0 the choice is greedy: the highest logit, the lowest id on a tie. NaN is never chosen.
+// Filters keep a beginning of the order of scores, the lowest id first on a tie. The result does not depend on the level.
 #pragma once
 
+#include <tinyllm/core/cpu_level.hpp>
 #include <tinyllm/core/error.hpp>
+#include <tinyllm/core/simd_region.hpp>
 #include <tinyllm/core/types.hpp>
+#include <tinyllm/sampling/kernels.hpp>
 #include <tinyllm/sampling/params.hpp>
 #include <tinyllm/sampling/random.hpp>
+#include <tinyllm/sampling/score_blocks.hpp>
+#include <tinyllm/sampling/score_pool.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -46,41 +53,63 @@ inline double entropy_of(std::span<const Candidate> candidates) {
   return entropy;
 }
 
-/// Log-probability of one id under the softmax of raw logits; NaN logits count as impossible.
-/// Units: nats
-/// Pre: 0 <= id < logits.size()
-inline float log_probability(std::span<const float> logits, TokenId id) {
+namespace sampler_detail {
+
+[[noreturn]] inline void nothing_to_choose(std::size_t n) {
+  throw std::invalid_argument(detail::message("nothing to choose: none of ", n, " logits is above -inf"));
+}
+
+/// The weights of scores at a temperature, as far as they are weights at all.
+inline Softmax softmax_at(float highest, float temperature) {
+  const double lowest =
+      std::fma(static_cast<double>(temperature), static_cast<double>(least_exponent), static_cast<double>(highest));
+  const double scale = std::min(1.0 / static_cast<double>(temperature), static_cast<double>(std::numeric_limits<float>::max()));
+  return {highest, static_cast<float>(scale), first_from(lowest)};
+}
+
+/// `sum` is that of the weights at temperature 1; it is not used where the highest score is infinite.
+inline float log_share(float chosen, float highest, double sum) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
-  const float chosen = logits[static_cast<std::size_t>(id)];
-  float highest = -infinity;
-  for (const float x : logits) {
-    if (x > highest) highest = x;
-  }
   if (std::isinf(highest)) return chosen == infinity ? 0.0F : -infinity;  // no finite reference point
   if (std::isnan(chosen)) return -infinity;
-  double sum = 0;
-  for (const float x : logits) {
-    if (!std::isnan(x)) sum += std::exp(static_cast<double>(x - highest));
-  }
-  return static_cast<float>(static_cast<double>(chosen - highest) - std::log(sum));
+  return static_cast<float>(static_cast<double>(chosen) - static_cast<double>(highest) - std::log(sum));
+}
+
+inline float log_share_of(std::span<const float> logits, TokenId id, float highest, const SamplingKernels& kernels) {
+  Tail tail;
+  const ScoreBlocks blocks = blocks_of(logits, tail);
+  const double sum = std::isinf(highest) ? 0.0 : kernels.sum(blocks, softmax_at(highest, 1.0F));
+  return log_share(logits[static_cast<std::size_t>(id)], highest, sum);
+}
+
+}  // namespace sampler_detail
+
+inline namespace TINYLLM_BUILD {
+
+/// Log-probability of one id under the softmax of raw logits; NaN logits count as impossible.
+/// Units: nats
+/// Pre: 0 <= id < logits.size(); this machine runs `level`
+inline float log_probability(std::span<const float> logits, TokenId id, CpuLevel level = best_level()) {
+  const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level);
+  sampler_detail::Tail tail;
+  const float highest = kernels.highest(sampler_detail::blocks_of(logits, tail), nullptr).score;
+  return sampler_detail::log_share_of(logits, id, highest, kernels);
 }
 
 /// The highest logit, the lowest id on a tie, NaN never.
+/// Pre: this machine runs `level`
 /// Throws: std::invalid_argument if nothing is left to choose: no logits, or all of them NaN or -inf.
-inline TokenId greedy_choice(std::span<const float> logits) {
-  float highest = -std::numeric_limits<float>::infinity();
-  TokenId best = -1;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] > highest) {
-      highest = logits[i];
-      best = static_cast<TokenId>(i);
-    }
-  }
-  if (best < 0) {
-    throw std::invalid_argument(detail::message("nothing to choose: none of ", logits.size(), " logits is above -inf"));
-  }
-  return best;
+inline TokenId greedy_choice(std::span<const float> logits, CpuLevel level = best_level()) {
+  sampler_detail::Tail tail;
+  const sampler_detail::Highest top =
+      sampler_detail::sampling_kernels(level).highest(sampler_detail::blocks_of(logits, tail), nullptr);
+  if (top.score == -std::numeric_limits<float>::infinity()) sampler_detail::nothing_to_choose(logits.size());
+  auto best = static_cast<std::size_t>(top.block * sampler_detail::block);
+  while (logits[best] != top.score) ++best;
+  return static_cast<TokenId>(best);
 }
+
+}  // namespace TINYLLM_BUILD
 
 /// Throws: std::invalid_argument for a parameter that makes no sense, naming it with its value.
 inline void check_params(const SamplingParams& params) {
@@ -101,44 +130,58 @@ inline void check_params(const SamplingParams& params) {
   if (!std::isfinite(params.frequency_penalty)) refuse("frequency_penalty", params.frequency_penalty, "finite");
 }
 
+inline namespace TINYLLM_BUILD {
+
 /// Chooses tokens for one request; keeps its buffers from call to call, so that it allocates nothing once warm.
+/// Cost: a few passes over the logits; nothing is sorted but some hundred of them
 /// Threads: one sampler, one thread
 class Sampler {
  public:
+  /// Pre: this machine runs `level`
   /// Throws: std::invalid_argument for parameters that make no sense.
-  explicit Sampler(const SamplingParams& params) : params_(params) { check_params(params); }
+  explicit Sampler(const SamplingParams& params, CpuLevel level = best_level()) : params_(params), level_(level) {
+    check_params(params);
+  }
 
   /// The next token. `history` are the generated ids, `prompt` those before them; `never` are ids that must not be chosen.
   /// Shape: logits [V], raw
   /// Throws: std::invalid_argument if nothing is left to choose or a biased id is outside the vocabulary.
   Sampled sample(std::span<const float> logits, std::span<const TokenId> history, Rng& rng, std::span<const TokenId> prompt,
                  std::span<const TokenId> never = {}) {
+    const std::span<const float> scores = adjusted(logits, history, prompt, never);
     if (params_.temperature == 0) {
-      const TokenId id = greedy_choice(adjusted(logits, history, prompt, never));
-      return {id, log_probability(logits, id), 0.0};
+      const TokenId id = greedy_choice(scores, level_);
+      highest_ = scores[static_cast<std::size_t>(id)];
+      return {id, log_probability_of(id, logits, scores), 0.0};
     }
-    const std::span<const Candidate> drawable = candidates(logits, history, prompt, never);
-    const TokenId id = draw(drawable, rng);
-    return {id, log_probability(logits, id), entropy_of(drawable)};
+    filter(scores);
+    const TokenId id = id_of(draw(rng));
+    const double entropy = std::max(0.0, std::log(kept_.weights) - kept_.weighted / kept_.weights);
+    if (whole_softmax_ && scores.data() == logits.data()) {  // its sum is known already
+      return {id, sampler_detail::log_share(logits[static_cast<std::size_t>(id)], highest_, all_weights_), entropy};
+    }
+    return {id, log_probability_of(id, logits, scores), entropy};
   }
 
-  /// The ids that may be drawn, in the order of ids; one at temperature 0.
+  /// The ids that may be drawn, in the order of ids; one at temperature 0. An id whose probability is less than e^-87 of the
+  /// highest one never is.
   /// Invalidates: the span ends with the next call
   std::span<const Candidate> candidates(std::span<const float> logits, std::span<const TokenId> history,
                                         std::span<const TokenId> prompt, std::span<const TokenId> never = {}) {
     const std::span<const float> scores = adjusted(logits, history, prompt, never);
-    const float highest = scores[static_cast<std::size_t>(greedy_choice(scores))];
-    kept_.clear();
+    candidates_.clear();
     if (params_.temperature == 0) {
-      kept_.push_back({greedy_choice(scores), 1.0});
-      return kept_;
+      candidates_.push_back({greedy_choice(scores, level_), 1.0});
+      return candidates_;
     }
-    weigh(scores, highest);
-    keep_top_k();
-    keep_top_p();
-    std::sort(kept_.begin(), kept_.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-    normalise();
-    return kept_;
+    filter(scores);
+    for (std::size_t b = 0; b < sums_.size(); ++b) {
+      if (sums_[b] == 0) continue;
+      for (std::size_t i = b * block_size; i < (b + 1) * block_size; ++i) {
+        if (weights_[i] > 0) candidates_.push_back({id_of(i), static_cast<double>(weights_[i]) / kept_.weights});
+      }
+    }
+    return candidates_;
   }
 
   /// The logits after bias and penalties, before temperature.
@@ -190,59 +233,121 @@ class Sampler {
     }
   }
 
-  // exp((score - highest) / temperature) of each id that can be drawn and that min_p keeps.
-  void weigh(std::span<const float> scores, float highest) {
-    for (std::size_t i = 0; i < scores.size(); ++i) {
-      const float score = scores[i];
-      if (std::isnan(score) || std::isinf(score) != std::isinf(highest)) continue;
-      // Equal scores share the highest weight, also where all are +inf and their difference would be NaN.
-      const double weight =
-          score == highest ? 1.0 : std::exp(static_cast<double>(score - highest) / static_cast<double>(params_.temperature));
-      if (weight > 0 && weight >= static_cast<double>(params_.min_p)) kept_.push_back({static_cast<TokenId>(i), weight});
+  // Of the raw logits, whose highest one is known if nothing has adjusted them.
+  float log_probability_of(TokenId id, std::span<const float> logits, std::span<const float> scores) const {
+    if (scores.data() != logits.data()) return log_probability(logits, id, level_);
+    return sampler_detail::log_share_of(logits, id, highest_, sampler_detail::sampling_kernels(level_));
+  }
+
+  // Weights of what min_p, top_k and top_p leave; block by block, as sums_ says where there are any.
+  void filter(std::span<const float> scores) {
+    const sampler_detail::SamplingKernels& kernels = sampler_detail::sampling_kernels(level_);
+    choose_pool(scores, kernels);
+    weights_.resize(static_cast<std::size_t>(pool_.blocks().count) * block_size);
+    sums_.resize(static_cast<std::size_t>(pool_.blocks().count));
+    kept_ = kernels.weigh(pool_.blocks(), softmax_, weights_.data(), sums_.data());
+    all_weights_ = kept_.weights;
+    if (params_.top_p < 1) keep_top_p(kernels);
+  }
+
+  // The pool: what min_p and top_k leave if they make it smaller, else all.
+  void choose_pool(std::span<const float> scores, const sampler_detail::SamplingKernels& kernels) {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    gathered_ = false;
+    pool_.set(scores, kernels);
+    highest_ = pool_.highest();
+    if (highest_ == -infinity) sampler_detail::nothing_to_choose(scores.size());
+    const bool infinite = highest_ == infinity;
+    if (infinite) {  // these share all there is
+      scores_.assign(scores.begin(), scores.end());
+      for (float& score : scores_) score = score == infinity ? 0.0F : -infinity;
+      pool_.set(scores_, kernels);
+    }
+    softmax_ = sampler_detail::softmax_at(pool_.highest(), params_.temperature);
+    whole_softmax_ =
+        !infinite && params_.temperature == 1 && params_.min_p == 0 && (params_.top_k == 0 || params_.top_k >= pool_.size());
+    if (params_.min_p > 0) {
+      const double least = std::fma(static_cast<double>(params_.temperature), std::log(static_cast<double>(params_.min_p)),
+                                    static_cast<double>(pool_.highest()));
+      softmax_.cut = std::max(softmax_.cut, sampler_detail::first_from(least));
+    }
+    if (params_.top_k > 0 && params_.top_k < pool_.size()) {
+      const float low = std::max(softmax_.cut, pool_.reached_by(params_.top_k));
+      shrink_pool(pool_.prefix(nullptr, static_cast<double>(params_.top_k), low, kernels), params_.top_k, kernels);
+    } else if (params_.min_p > 0) {
+      // Where most scores are kept, a pass over all of them costs less.
+      shrink_pool(sampler_detail::all_from(softmax_.cut), std::max(sampler_detail::few, pool_.size() / 16), kernels);
     }
   }
 
-  static bool likelier(const Candidate& a, const Candidate& b) {
-    return a.probability > b.probability || (a.probability == b.probability && a.id < b.id);
-  }
-
-  void keep_top_k() {
-    const auto k = static_cast<std::size_t>(params_.top_k);
-    if (k == 0 || k >= kept_.size()) return;
-    std::nth_element(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(k), kept_.end(), likelier);
-    kept_.resize(k);
-  }
-
-  void keep_top_p() {
-    if (params_.top_p >= 1) return;
-    std::sort(kept_.begin(), kept_.end(), likelier);
-    normalise();
-    double sum = 0;
-    std::size_t n = 0;
-    while (n < kept_.size() && (n == 0 || sum < static_cast<double>(params_.top_p))) sum += kept_[n++].probability;
-    kept_.resize(n);
-  }
-
-  void normalise() {
-    double sum = 0;
-    for (const Candidate& c : kept_) sum += c.probability;
-    for (Candidate& c : kept_) c.probability /= sum;
-  }
-
-  static TokenId draw(std::span<const Candidate> candidates, Rng& rng) {
-    const double u = uniform(rng);
-    double sum = 0;
-    for (const Candidate& c : candidates) {
-      sum += c.probability;
-      if (u < sum) return c.id;
+  // Makes the pool what a prefix keeps, if that is no more than `most`.
+  void shrink_pool(const sampler_detail::Prefix& prefix, Index most, const sampler_detail::SamplingKernels& kernels) {
+    gathered_ids_.resize(static_cast<std::size_t>(most + sampler_detail::group));
+    const Index n = kernels.collect(pool_.blocks(), pool_.maxima(), prefix, pool_.highest(), most, gathered_ids_.data());
+    if (n > most) return;
+    gathered_scores_.resize(gathered_ids_.size());
+    for (Index i = 0; i < n; ++i) {
+      gathered_scores_[static_cast<std::size_t>(i)] = pool_[gathered_ids_[static_cast<std::size_t>(i)]];
     }
-    return candidates.back().id;  // the sum may round to a little less than 1
+    pool_.set(std::span(gathered_scores_).first(static_cast<std::size_t>(n)), kernels);
+    gathered_ = true;
   }
+
+  void keep_top_p(const sampler_detail::SamplingKernels& kernels) {
+    const auto top_p = static_cast<double>(params_.top_p);
+    // All below this weigh less than what top_p leaves out, were they as heavy as they could be.
+    const double left_out = std::log((1 - top_p) * kept_.weights / static_cast<double>(pool_.size())) - 1;
+    const double low = std::fma(static_cast<double>(params_.temperature), left_out, static_cast<double>(pool_.highest()));
+    const sampler_detail::Prefix prefix =
+        pool_.prefix(weights_.data(), top_p * kept_.weights, std::max(softmax_.cut, sampler_detail::first_from(low)), kernels);
+    const Index end = std::min(pool_.size(), (prefix.last / sampler_detail::block + 1) * sampler_detail::block);
+    for (Index i = prefix.last + 1; i < end; ++i) {
+      if (pool_[i] == prefix.cut) weights_[static_cast<std::size_t>(i)] = 0;
+    }
+    kept_ = kernels.keep(pool_.blocks(), pool_.maxima(), softmax_, prefix, weights_.data(), sums_.data());
+  }
+
+  TokenId id_of(std::size_t index) const { return gathered_ ? gathered_ids_[index] : static_cast<TokenId>(index); }
+
+  // The index whose share of the weights, in the order of indices, a random number falls into.
+  std::size_t draw(Rng& rng) const {
+    double rest = uniform(rng) * kept_.weights;
+    std::size_t last = 0;  // with a weight: sums round, so that nothing may be left of `rest` too late
+    for (std::size_t b = 0; b < sums_.size(); ++b) {
+      if (sums_[b] == 0) continue;
+      last = b;
+      if (rest < static_cast<double>(sums_[b])) break;
+      rest -= static_cast<double>(sums_[b]);
+    }
+    std::size_t chosen = last * block_size;
+    for (std::size_t i = last * block_size; i < (last + 1) * block_size; ++i) {
+      if (weights_[i] == 0) continue;
+      chosen = i;
+      if (rest < static_cast<double>(weights_[i])) break;
+      rest -= static_cast<double>(weights_[i]);
+    }
+    return chosen;
+  }
+
+  static constexpr std::size_t block_size = static_cast<std::size_t>(sampler_detail::block);
 
   SamplingParams params_;
+  CpuLevel level_;
   std::vector<float> scores_;
   std::vector<unsigned char> seen_;
-  std::vector<Candidate> kept_;
+
+  float highest_ = 0;  // of the scores
+  sampler_detail::ScorePool pool_;
+  bool gathered_ = false;  // then the pool holds the scores of gathered_ids_ alone
+  std::vector<TokenId> gathered_ids_;
+  std::vector<float> gathered_scores_;
+  sampler_detail::Softmax softmax_ = {};
+  std::vector<float> weights_;  // of the pool, block by block
+  std::vector<float> sums_;     // of each block
+  sampler_detail::Sums kept_ = {};
+  double all_weights_ = 0;      // before top_p
+  bool whole_softmax_ = false;  // they are those of all scores at temperature 1
+  std::vector<Candidate> candidates_;
 };
 
 /// The next token, as `Sampler::sample` without its buffers.
@@ -262,4 +367,5 @@ inline double sampled_entropy(std::span<const float> logits, const SamplingParam
   return entropy_of(sampler.candidates(logits, history, prompt));
 }
 
+}  // namespace TINYLLM_BUILD
 }  // namespace tinyllm
