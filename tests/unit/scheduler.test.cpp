@@ -574,6 +574,7 @@ TEST_CASE("scheduler: requests that are left behind have a broken promise, and t
 }
 
 TEST_CASE("batch: sequences of one batch grow and rewind separately") {
+  CHECK(BatchEntry<PagedKVCache<float>>{}.n_logits == 1);  // as a decode step wants
   const AttentionModel model;
   const auto pool = make_pool(model, 64);
   std::mt19937 random(3);
