@@ -227,7 +227,6 @@ class Scheduler {
       budget -= rows;
     }
     if (stats_.preemptions == preempted_before) admit(budget);
-    settle_over();
     for (const Part& part : parts_) {
       const Index end = part.held + part.rows;
       batch_.push_back(
@@ -259,7 +258,8 @@ class Scheduler {
   }
 
   void admit(Index budget) {
-    for (std::size_t i = 0; i < waiting_.size() && budget > 0 && n_running() < options_.max_running;) {
+    const Index most = std::min(options_.max_running, options_.token_budget);  // a row each
+    for (std::size_t i = 0; i < waiting_.size() && budget > 0 && n_running() < most;) {
       Entry& entry = *waiting_[i];
       if (prefix_on_its_way(entry)) {
         ++i;
