@@ -58,7 +58,7 @@ Index runs_of_first_head(const auto& view) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("attend: a paged cache gives what the contiguous one gives, bit for bit", Dtype, float, Eigen::half,
-                   Eigen::bfloat16) {
+                   Eigen::bfloat16, std::int8_t) {
   std::mt19937 random(3);
   ThreadPool threads(2);
   for (const Index block_size : {1, 5, 16, 64}) {

@@ -43,6 +43,9 @@ class AttendCall {
         out_(out),
         log_sum_exp_(options.log_sum_exp),
         scale_(options.scale ? *options.scale : 1.0F / std::sqrt(static_cast<float>(shape.d))),
+        fetching_(fetches_ahead() ? Fetching::ahead
+                  : shape.d > 64  ? Fetching::other
+                                  : Fetching::none),
         kernels_(kernels),
         plan_(plan),
         workspace_(workspace) {}
@@ -99,6 +102,7 @@ class AttendCall {
             .rows = shape_.rows,
             .first_key = 0,
             .end_key = 0,
+            .fetching = fetching_,
             .part = part,
             .scratch = scratch};
   }
@@ -171,6 +175,7 @@ class AttendCall {
   const Rows& out_;
   float* log_sum_exp_;
   float scale_;
+  Fetching fetching_;
   const AttentionKernels& kernels_;
   const AttendPlan& plan_;
   AttendWorkspace& workspace_;

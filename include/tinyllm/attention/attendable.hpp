@@ -29,7 +29,8 @@ template <class View>
 using StoredType = std::remove_cvref_t<decltype(*std::declval<const View&>().segment(0, 0, 0).keys)>;
 
 /// A view that attention can read: for (batch, kv head) a list of segments of rows, as KVView and every cache's view are.
-/// The segments of a head hold `rows()` positions together, each row's `d_head()` elements one after the other.
+/// The segments of a head hold `rows()` positions together, each row's `d_head()` elements one after the other. Segments of
+/// int8 rows have `key_scales` and `value_scales` as well, a float a row.
 template <class View>
 concept Attendable = requires(const View& view) {
   { view.rows() } -> std::convertible_to<Index>;

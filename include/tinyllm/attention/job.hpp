@@ -10,6 +10,7 @@
 #include <tinyllm/core/simd_region.hpp>
 #include <tinyllm/core/types.hpp>
 
+#include <cstdint>
 #include <limits>
 
 namespace tinyllm {
@@ -25,8 +26,12 @@ inline constexpr Index longest_tile = 64;
 
 inline constexpr float nothing = -std::numeric_limits<float>::infinity();
 
-/// Bytes by which streamed rows are fetched ahead. Keys and values come in turns, a page each, so the processor's own
-/// prefetchers would begin anew with every tile.
+/// How streamed rows are asked for before they are needed.
+enum class Fetching : std::uint8_t {
+  none,   ///< the processor's own prefetchers do best
+  ahead,  ///< each row, fetch_ahead bytes early: keys and values come in turns, and prefetchers would begin anew with each tile
+  other,  ///< while keys are at work the tile's values, while values are at work the next keys: memory is never idle
+};
 inline constexpr Index fetch_ahead = 2048;
 
 /// Floats that a row of d takes in scratch: whole vectors at every level.
@@ -45,6 +50,8 @@ struct StoredRun {
   const void* values;
   Index first;
   Index rows;
+  const float* key_scales;  // of int8 rows
+  const float* value_scales;
 };
 
 /// The softmax over some keys, unfinished.
@@ -60,8 +67,16 @@ constexpr Index partial_size(Index pairs, Index d) { return pairs * padded(d) + 
 /// Lays a Partial out in memory.
 inline Partial partial_at(float* memory) { return {memory, memory + pair_block, memory + 2 * pair_block}; }
 
+/// Floats from one pair's scores of a tile to the next one's: kernels may write up to 15 behind the last.
+inline constexpr Index score_stride = longest_tile + 16;
+
+/// Floats that a query packed for a kernel takes at most.
+constexpr Index packed_query(Index d) { return (d + 63) / 64 * 256 + 16; }
+
 /// Floats of scratch that any kernel needs: q, converted keys and values, scores.
-constexpr Index scratch_size(Index d) { return padded(d) * (pair_block + 2 * longest_tile) + longest_tile * (pair_block + 4); }
+constexpr Index scratch_size(Index d) {
+  return packed_query(d) * pair_block + padded(d) * 2 * longest_tile + score_stride * pair_block;
+}
 
 struct AttentionJob {
   const StoredRun* runs;
@@ -78,6 +93,7 @@ struct AttentionJob {
   Index rows;          // positions that there are
   Index first_key;     // a multiple of key_span
   Index end_key;
+  Fetching fetching;
   Partial part;
   float* scratch;
 

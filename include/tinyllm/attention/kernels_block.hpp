@@ -17,7 +17,7 @@ struct FloatRows {
 };
 
 /// Keys or values [first, first + n) as floats: where they are if they are floats in one run, else converted to `scratch`.
-template <class Dtype, const void* StoredRun::*Side>
+template <class Dtype, const void* StoredRun::*Side, const float* StoredRun::*Scales>
 inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index d, float* scratch) {
   if constexpr (sizeof(Dtype) == sizeof(float)) {
     if (first + n <= run->first + run->rows) return {static_cast<const float*>(run->*Side) + (first - run->first) * d, d};
@@ -27,12 +27,19 @@ inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index d,
   for_each_run(run, first, first + n, [&](const StoredRun& at, Index position, Index rows) {
     const Dtype* from = static_cast<const Dtype*>(at.*Side) + (position - at.first) * d;
     for (Index r = 0; r < rows; ++r, from += d, out += stride) {
+      const auto put = [&](Index c, const Dtype* numbers) {
+        if constexpr (sizeof(Dtype) == 1) {
+          store(out + c, multiply(load_stored(numbers), broadcast((at.*Scales)[position - at.first + r])));
+        } else {
+          store(out + c, load_stored(numbers));
+        }
+      };
       Index c = 0;
-      for (; c + width <= d; c += width) store(out + c, load_stored(from + c));
+      for (; c + width <= d; c += width) put(c, from + c);
       if (c < d) {
         alignas(64) unsigned char bytes[sizeof(Dtype) * static_cast<std::size_t>(width)] = {};
         __builtin_memcpy(bytes, from + c, static_cast<std::size_t>(d - c) * sizeof(Dtype));
-        store(out + c, load_stored(reinterpret_cast<const Dtype*>(bytes)));
+        put(c, reinterpret_cast<const Dtype*>(bytes));
       }
     }
   });
@@ -71,8 +78,8 @@ inline void add_values(const FloatRows& values, Index d, const float* weights, c
                        float* sums, Index stride) {
   for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
     if (seen >= seen_end) return;
-    outer_rows<float, Count>(values.data + seen * values.stride, values.stride, seen_end - seen, d,
-                             {weights + seen * pair_block + g, 1, pair_block}, sums + g * stride, stride);
+    outer_floats<Count>(values.data + seen * values.stride, values.stride, seen_end - seen, d,
+                        {weights + seen * pair_block + g, 1, pair_block}, sums + g * stride, stride);
   });
 }
 
@@ -80,12 +87,12 @@ inline void add_values(const FloatRows& values, Index d, const float* weights, c
 inline void multiply_keys(const FloatRows& keys, Index n, Index d, const float* queries, Index lanes, float* scores) {
   Index r = 0;
   for (; r + 4 <= n; r += 4) {
-    outer_rows<float, 4, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
-                                      scores + r * pair_block, pair_block);
+    outer_floats<4, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
+                                 scores + r * pair_block, pair_block);
   }
   for (; r < n; ++r) {
-    outer_rows<float, 1, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
-                                      scores + r * pair_block, pair_block);
+    outer_floats<1, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
+                                 scores + r * pair_block, pair_block);
   }
 }
 
@@ -126,7 +133,7 @@ inline void block(const AttentionJob& job) {
       all = all && first[i] == 0 && end[i] == n;
     }
     if (!any) continue;
-    const FloatRows keys = float_rows<Dtype, &StoredRun::keys>(run, tile, n, d, key_rows);
+    const FloatRows keys = float_rows<Dtype, &StoredRun::keys, &StoredRun::key_scales>(run, tile, n, d, key_rows);
     multiply_keys(keys, n, d, queries, lanes, scores);
     if (!all) {
       for (Index r = 0; r < n; ++r) {
@@ -136,7 +143,7 @@ inline void block(const AttentionJob& job) {
       }
     }
     soften_lanes(scores, n, lanes, job.part, n_pairs, stride);
-    const FloatRows values = float_rows<Dtype, &StoredRun::values>(run, tile, n, d, value_rows);
+    const FloatRows values = float_rows<Dtype, &StoredRun::values, &StoredRun::value_scales>(run, tile, n, d, value_rows);
     Index pair = 0;
     for (; pair + 4 <= n_pairs; pair += 4) {
       add_values<4>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
@@ -145,12 +152,6 @@ inline void block(const AttentionJob& job) {
       add_values<1>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
     }
   }
-}
-
-/// The kernels of this level for one storage type.
-template <class Dtype>
-constexpr attention_detail::AttentionKernels kernels_of() {
-  return {&stream<Dtype>, &block<Dtype>, &fold, splits_pairs<Dtype> ? width : 0};
 }
 
 }  // namespace TINYLLM_LEVEL

@@ -13,6 +13,7 @@ inline namespace TINYLLM_BUILD {
 namespace TINYLLM_LEVEL {
 
 using attention_detail::AttentionJob;
+using attention_detail::Fetching;
 using attention_detail::nothing;
 using attention_detail::pair_block;
 using attention_detail::Partial;
@@ -22,6 +23,7 @@ inline constexpr Index pair_width = 2 * width;
 
 TINYLLM_INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 TINYLLM_INLINE Index larger(Index a, Index b) { return a > b ? a : b; }
+TINYLLM_INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 /// Calls f(run, first, n) for the runs of positions [first, end); `at` is the run that holds `first`.
 template <class F>
@@ -48,63 +50,40 @@ inline const StoredRun* find_run(const StoredRun* runs, Index n_runs, Index posi
   return runs;
 }
 
-/// Fetches the bytes that lie fetch_ahead behind a row, so that rows come in order and in time.
-TINYLLM_INLINE void fetch(const void* row, Index bytes) {
-  const char* ahead = static_cast<const char*>(row) + attention_detail::fetch_ahead;
-  for (Index byte = 0; byte < bytes; byte += 64) __builtin_prefetch(ahead + byte);
-}
+/// Rows of memory to ask for before they are needed: `bytes` of each, one row for each row at work.
+struct Fetch {
+  const char* first;
+  Index row;    // bytes from row to row
+  Index bytes;  // 0: nothing
+  bool near;    // into the first level of cache rather than the second
+};
 
-/// sum[g] += q[g] · row, lane by lane. `Width` is d where it is known when compiling, else 0.
-template <class Dtype, unsigned G, unsigned Width>
-TINYLLM_INLINE void add_products(const Dtype* row, Index d, const float* q, Index q_stride, Lanes* sum) {
-  const auto add_pair = [&](Lanes a, Lanes b, Index c) {
-    TINYLLM_UNROLL
-    for (unsigned g = 0; g < G; ++g) {
-      sum[g] = fma(a, load(q + g * q_stride + c), sum[g]);
-      sum[g] = fma(b, load(q + g * q_stride + c + width), sum[g]);
-    }
-  };
-  Lanes a;
-  Lanes b;
-  if constexpr (Width != 0) {
-    TINYLLM_UNROLL
-    for (unsigned c = 0; c < Width; c += pair_width) {
-      load_pair(row + c, a, b);
-      add_pair(a, b, c);
-    }
-  } else {
-    const Index whole = d / pair_width * pair_width;
-    for (Index c = 0; c < whole; c += pair_width) {
-      load_pair(row + c, a, b);
-      add_pair(a, b, c);
-    }
-    if (whole < d) {
-      load_pair_part(row + whole, d - whole, a, b);
-      add_pair(a, b, whole);
+/// Asks for one row of them.
+TINYLLM_INLINE void fetch(const Fetch& what, Index row) {
+  const char* at = what.first + row * what.row;
+  for (Index byte = 0; byte < what.bytes; byte += 64) {
+    if (what.near) {
+      __builtin_prefetch(at + byte, 0, 3);
+    } else {
+      __builtin_prefetch(at + byte, 0, 2);
     }
   }
 }
 
-/// scores[g][row] = q[g] · key row, for G queries; rows go in sequence and four of them end in one reduction.
-/// Up to three scores behind the last are overwritten. `fetched` bytes of each row are fetched ahead.
-template <class Dtype, unsigned G, unsigned Width>
-inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Index q_stride, float* scores, Index s_stride,
-                     Index fetched) {
-  for (Index r = 0; r < rows; r += 4) {
-    Lanes sums[4][G];
-    for (unsigned i = 0; i < 4; ++i) {
-      const Dtype* row = keys + smaller(r + i, rows - 1) * (Width != 0 ? Width : d);
-      fetch(row, fetched);
-      Lanes sum[G];
-      TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) sum[g] = zero();
-      add_products<Dtype, G, Width>(row, d, q, q_stride, sum);
-      TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) sums[i][g] = sum[g];
-    }
-    TINYLLM_UNROLL
-    for (unsigned g = 0; g < G; ++g) store_sums(sums[0][g], sums[1][g], sums[2][g], sums[3][g], scores + g * s_stride + r);
+/// What to ask for while the keys of a run's rows [row, ...) are at work; `bytes` are those of a row.
+TINYLLM_INLINE Fetch fetch_with_keys(Fetching fetching, const StoredRun& run, Index row, Index bytes) {
+  const auto at = [&](const void* rows) { return static_cast<const char*>(rows) + row * bytes; };
+  if (fetching == Fetching::ahead) return {at(run.keys) + attention_detail::fetch_ahead, bytes, bytes, true};
+  return {at(run.values), bytes, fetching == Fetching::other ? bytes : 0, false};
+}
+/// What to ask for while the values of n rows are at work, columns whose bytes are [from, from + some).
+TINYLLM_INLINE Fetch fetch_with_values(Fetching fetching, const StoredRun& run, Index row, Index n, Index bytes, Index from,
+                                       Index some) {
+  const auto at = [&](const void* rows) { return static_cast<const char*>(rows) + row * bytes; };
+  if (fetching == Fetching::ahead) {
+    return {at(run.values) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0, true};
   }
+  return {at(run.keys) + n * (bytes + from), some, fetching == Fetching::other ? some : 0, false};
 }
 
 /// Where a factor of G rows lies: element (g, k) at data[g · row + k · step].
@@ -117,10 +96,9 @@ struct Factors {
 enum class Into { fresh, sum };  // whether a product replaces what it is stored to
 
 /// out[g][c] (+)= Σ_k factor(g, k) · rows[k][c] for a block of N pairs of vectors from column c on.
-/// `fetched` bytes of each row are fetched ahead.
 template <class Dtype, unsigned G, unsigned N, Into into>
 TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, const Factors& factors, float* out,
-                                  Index out_stride, Index part, Index fetched) {
+                                  Index out_stride, Index part, const Fetch& fetched) {
   Lanes sum[G][2 * N];
   TINYLLM_UNROLL
   for (unsigned g = 0; g < G; ++g) {
@@ -136,7 +114,7 @@ TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, 
       TINYLLM_UNROLL
       for (unsigned i = 0; i < N; ++i) load_pair(row + i * pair_width, x[2 * i], x[2 * i + 1]);
     }
-    fetch(row, fetched);
+    fetch(fetched, k);
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const Lanes factor = broadcast(factors.data[g * factors.row + k * factors.step]);
@@ -159,27 +137,35 @@ inline constexpr unsigned block_pairs = n_registers >= 32 ? (G <= 3 ? 4 : 2)
                                                                       : 1);
 
 /// out[g][c] (+)= Σ_k factor(g, k) · rows[k][c] for columns [0, d); the sum over k goes in order.
-/// `fetched` bytes of each row are fetched ahead, all of them with the first columns: memory is read in order.
-template <class Dtype, unsigned G, Into into = Into::sum>
-inline void outer_rows(const Dtype* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
-                       Index out_stride, Index fetched = 0) {
+/// `fetched(first, count)` says what to ask for while `count` columns from `first` on are at work.
+template <class Dtype, unsigned G, Into into, class F>
+TINYLLM_INLINE void outer_rows(const Dtype* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
+                               Index out_stride, F fetched) {
   constexpr unsigned N = block_pairs<G>;
   Index c = 0;
-  const auto once = [&] { return c == 0 ? fetched : 0; };
   for (; c + N * pair_width <= d; c += N * pair_width) {
-    outer_columns<Dtype, G, N, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, once());
+    outer_columns<Dtype, G, N, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, fetched(c, N * pair_width));
   }
   if constexpr (N > 2) {
     for (; c + 2 * pair_width <= d; c += 2 * pair_width) {
-      outer_columns<Dtype, G, 2, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, once());
+      outer_columns<Dtype, G, 2, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, fetched(c, 2 * pair_width));
     }
   }
   if constexpr (N > 1) {
     for (; c + pair_width <= d; c += pair_width) {
-      outer_columns<Dtype, G, 1, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, once());
+      outer_columns<Dtype, G, 1, into>(rows + c, row_stride, n, factors, out + c, out_stride, 0, fetched(c, pair_width));
     }
   }
-  if (c < d) outer_columns<Dtype, G, 1, into>(rows + c, row_stride, n, factors, out + c, out_stride, d - c, once());
+  if (c < d) outer_columns<Dtype, G, 1, into>(rows + c, row_stride, n, factors, out + c, out_stride, d - c, fetched(c, d - c));
+}
+
+/// The same for float rows that are in cache already.
+template <unsigned G, Into into = Into::sum>
+inline void outer_floats(const float* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
+                         Index out_stride) {
+  outer_rows<float, G, into>(rows, row_stride, n, d, factors, out, out_stride, [](Index, Index) {
+    return Fetch{nullptr, 0, 0, false};
+  });
 }
 
 /// Σ over the keys that each of G pairs sees, [first[g], end[g]) of a tile: those that all see together, the others one pair

@@ -89,7 +89,7 @@ class AttendWorkspace {
           if (follows(segment, first, shape.d, starts_.back())) {
             runs_.back().rows += segment.rows;
           } else if (segment.rows > 0) {
-            runs_.push_back({segment.keys, segment.values, first, segment.rows});
+            runs_.push_back(run_of(segment, first));
           }
           first += segment.rows;
         }
@@ -123,6 +123,16 @@ class AttendWorkspace {
   }
 
  private:
+  template <class Segment>
+  static attention_detail::StoredRun run_of(const Segment& segment, Index first) {
+    attention_detail::StoredRun run{segment.keys, segment.values, first, segment.rows, nullptr, nullptr};
+    if constexpr (requires { segment.key_scales; }) {
+      run.key_scales = segment.key_scales;
+      run.value_scales = segment.value_scales;
+    }
+    return run;
+  }
+
   // Whether a segment lies right behind the last run in memory: neighbouring blocks of a pool are read as one.
   template <class Segment>
   bool follows(const Segment& segment, Index first, Index d, Index start) const {

@@ -12,10 +12,28 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
 namespace tinyllm {
+
+namespace attention_detail {
+
+/// A stored row, times its scale if it has one.
+template <class Dtype>
+std::vector<double> row_in_double(const Dtype* rows, const float* scales, Index row, Index d) {
+  const double scale = scales == nullptr ? 1.0 : static_cast<double>(scales[row]);
+  std::vector<double> numbers(static_cast<std::size_t>(d));
+  for (std::size_t c = 0; c < numbers.size(); ++c) {
+    numbers[c] = scale * static_cast<double>(static_cast<float>(rows[static_cast<std::size_t>(row * d) + c]));
+  }
+  return numbers;
+}
+
+}  // namespace attention_detail
 
 /// out = softmax(scale · q · Kᵀ) · V over the keys that each query sees; zeros where there is none.
 /// Shape: q and out are [B·T, H_q·d]; H_q is a multiple of the view's kv heads
@@ -26,8 +44,8 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
   const attention_detail::AttendShape shape = attention_detail::attend_shape(view, q, out, options);
   const Index d = shape.d;
   const double scale = options.scale ? static_cast<double>(*options.scale) : 1.0 / std::sqrt(static_cast<double>(d));
-  std::vector<const StoredType<View>*> keys;
-  std::vector<const StoredType<View>*> values;
+  std::vector<std::vector<double>> keys;
+  std::vector<std::vector<double>> values;
   std::vector<double> scores;
   std::vector<double> sums(static_cast<std::size_t>(d));
   for (Index b = 0; b < shape.batch; ++b) {
@@ -36,9 +54,15 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
       values.clear();
       for (Index i = 0; i < view.n_segments(); ++i) {
         const auto segment = view.segment(b, head / shape.group, i);
+        const float* key_scales = nullptr;
+        const float* value_scales = nullptr;
+        if constexpr (std::same_as<StoredType<View>, std::int8_t>) {
+          key_scales = segment.key_scales;
+          value_scales = segment.value_scales;
+        }
         for (Index row = 0; row < segment.rows; ++row) {
-          keys.push_back(segment.keys + row * d);
-          values.push_back(segment.values + row * d);
+          keys.push_back(attention_detail::row_in_double(segment.keys, key_scales, row, d));
+          values.push_back(attention_detail::row_in_double(segment.values, value_scales, row, d));
         }
       }
       for (Index t = 0; t < shape.tokens; ++t) {
@@ -51,8 +75,7 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
         for (Index j = first; j < end; ++j) {
           double score = 0;
           for (Index c = 0; c < d; ++c) {
-            score +=
-                static_cast<double>(query[c]) * static_cast<double>(static_cast<float>(keys[static_cast<std::size_t>(j)][c]));
+            score += static_cast<double>(query[c]) * keys[static_cast<std::size_t>(j)][static_cast<std::size_t>(c)];
           }
           scores.push_back(score * scale);
           highest = std::max(highest, scores.back());
@@ -62,8 +85,8 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
         for (std::size_t j = 0; j < scores.size(); ++j) {
           const double weight = std::exp(scores[j] - highest);
           total += weight;
-          const StoredType<View>* value = values[static_cast<std::size_t>(first) + j];
-          for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += weight * static_cast<double>(static_cast<float>(value[c]));
+          const std::vector<double>& value = values[static_cast<std::size_t>(first) + j];
+          for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += weight * value[c];
         }
         float* result = out.data + row * out.stride + head * d;
         for (std::size_t c = 0; c < sums.size(); ++c) result[c] = scores.empty() ? 0.0F : static_cast<float>(sums[c] / total);

@@ -15,13 +15,12 @@
 #include <tinyllm/cache/chunk_view.hpp>
 #include <tinyllm/cache/kv_cache.hpp>
 #include <tinyllm/cache/paged_view.hpp>
-#include <tinyllm/cache/store_chunk.hpp>
+#include <tinyllm/cache/row_store.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>
 #include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/types.hpp>
 
 #include <cstddef>
-#include <cstring>
 #include <optional>
 
 namespace tinyllm {
@@ -61,9 +60,9 @@ class BlockPool {
   ///   std::bad_alloc if the system has no such address space.
   explicit BlockPool(const BlockPoolDims& dims)
       : dims_(dims),
-        head_size_(checked_product({dims.n_blocks, dims.block_size, dims.d_head})),
-        part_size_(checked_product({dims.n_kv_heads, head_size_})),
-        storage_(checked_product({2, dims.n_layers, part_size_})),
+        head_rows_(checked_product({dims.n_blocks, dims.block_size})),
+        part_rows_(checked_product({dims.n_kv_heads, head_rows_})),
+        rows_(checked_product({2, dims.n_layers, part_rows_}), dims.d_head),
         ledger_(dims.n_blocks) {}
   BlockPool(const BlockPool&) = delete;  // sequences hold its address
   BlockPool& operator=(const BlockPool&) = delete;
@@ -73,7 +72,7 @@ class BlockPool {
   /// Positions of all blocks together.
   Index capacity() const { return dims_.n_blocks * dims_.block_size; }
   /// Bytes reserved.
-  std::size_t nbytes() const { return static_cast<std::size_t>(2 * dims_.n_layers * part_size_) * sizeof(Dtype); }
+  std::size_t nbytes() const { return rows_.nbytes(); }
   /// Bytes of one block.
   std::size_t block_nbytes() const { return nbytes() / static_cast<std::size_t>(dims_.n_blocks); }
 
@@ -85,32 +84,30 @@ class BlockPool {
   /// Returns how many finite values became infinite.
   /// Pre: the layer and the block exist, the shapes fit, row + n <= block_size()
   std::size_t store(Index layer, const ChunkView& k, const ChunkView& v, Index first, Index n, BlockId block, Index row) {
-    const Index at = (block * dims_.block_size + row) * dims_.d_head;
-    const ChunkStrides to{.batch = 0, .head = head_size_, .token = dims_.d_head};
-    return detail::store_chunk(part_of(k, first, n), keys(layer) + at, to) +
-           detail::store_chunk(part_of(v, first, n), values(layer) + at, to);
+    const Index at = block * dims_.block_size + row;
+    return rows_.store(keys(layer) + at, part_of(k, first, n), 0, head_rows_) +
+           rows_.store(values(layer) + at, part_of(v, first, n), 0, head_rows_);
   }
 
   /// Copies the first `rows` rows of one layer of a block, as stored, from this pool or one of the same sizes.
   /// Pre: the layer and the blocks exist, rows <= block_size()
   void copy_rows(Index layer, const BlockPool& from, BlockId source, BlockId destination, Index rows) {
-    const Index block = dims_.block_size * dims_.d_head;
-    const auto bytes = static_cast<std::size_t>(rows * dims_.d_head) * sizeof(Dtype);
     for (Index h = 0; h < dims_.n_kv_heads; ++h) {
-      const Index head = h * head_size_;
-      std::memcpy(keys(layer) + head + destination * block, from.keys(layer) + head + source * block, bytes);
-      std::memcpy(values(layer) + head + destination * block, from.values(layer) + head + source * block, bytes);
+      for (const Index part : {keys(layer), values(layer)}) {
+        const Index head = part + h * head_rows_;
+        rows_.copy(head + destination * dims_.block_size, from.rows_, head + source * dims_.block_size, rows);
+      }
     }
   }
 
   /// One layer of the first `rows` positions of a sequence.
   /// Pre: the layer exists, `blocks` lists enough of them
   PagedKVView<Dtype> view(Index layer, const BlockId* blocks, Index rows) const {
-    return {keys(layer),
-            values(layer),
+    return {rows_.at(keys(layer)),
+            rows_.at(values(layer)),
             blocks,
             rows,
-            {.n_heads = dims_.n_kv_heads, .d_head = dims_.d_head, .block_size = dims_.block_size, .head_stride = head_size_}};
+            {.n_heads = dims_.n_kv_heads, .d_head = dims_.d_head, .block_size = dims_.block_size, .head_rows = head_rows_}};
   }
 
  private:
@@ -120,15 +117,14 @@ class BlockPool {
     return {chunk.row(0, 0, first), shape, chunk.strides()};
   }
 
-  Dtype* keys(Index layer) { return storage_.data() + 2 * layer * part_size_; }
-  const Dtype* keys(Index layer) const { return storage_.data() + 2 * layer * part_size_; }
-  Dtype* values(Index layer) { return keys(layer) + part_size_; }
-  const Dtype* values(Index layer) const { return keys(layer) + part_size_; }
+  // The first row of a layer's keys or values; heads follow head_rows_ apart.
+  Index keys(Index layer) const { return 2 * layer * part_rows_; }
+  Index values(Index layer) const { return keys(layer) + part_rows_; }
 
   BlockPoolDims dims_;
-  Index head_size_;  // elements of one head's keys in one layer
-  Index part_size_;  // elements of one layer's keys; its values follow
-  AlignedBuffer<Dtype> storage_;
+  Index head_rows_;  // rows of one head's keys in one layer
+  Index part_rows_;  // rows of one layer's keys; its values follow
+  RowStore<Dtype> rows_;
   BlockLedger ledger_;
 };
 

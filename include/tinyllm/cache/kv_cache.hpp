@@ -7,6 +7,8 @@
 //
 // Layout: [layer][batch][kv head][position][d], keys and values apart, 64-byte aligned. Memory is reserved at construction;
 // pages are touched as they fill. Nothing at or past a fill count is ever read. Errors leave the cache bit-identical.
+// KVCache<std::int8_t> rounds each row (position and head) once, to integers times the row's own scale; what it holds is off
+// by at most half a scale, 1/254 of the row's largest magnitude.
 // Threads: const members may run on several threads at once.
 #pragma once
 
@@ -14,13 +16,12 @@
 #include <tinyllm/cache/chunk_view.hpp>
 #include <tinyllm/cache/fill_counts.hpp>
 #include <tinyllm/cache/kv_view.hpp>
+#include <tinyllm/cache/row_store.hpp>
 #include <tinyllm/cache/store_chunk.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>
 #include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
-
-#include <cstring>
 
 namespace tinyllm {
 
@@ -44,10 +45,8 @@ class KVCache {
   ///   std::bad_alloc if the system has no such address space.
   explicit KVCache(const CacheDims& dims)
       : dims_(dims),
-        layer_size_(checked_product({dims.batch, dims.n_kv_heads, dims.max_len, dims.d_head})),
-        // Both halves at once, so that nbytes() is known to fit.
-        half_(checked_product({2, dims.n_layers, layer_size_, sizeof(Dtype)}) / (2 * Index{sizeof(Dtype)})),
-        storage_(2 * half_),
+        layer_rows_(checked_product({dims.batch, dims.n_kv_heads, dims.max_len})),
+        rows_(checked_product({2, dims.n_layers, layer_rows_}), dims.d_head),
         fill_(dims.n_layers, dims.max_len) {}
 
   KVCache(KVCache&&) noexcept = default;
@@ -62,10 +61,10 @@ class KVCache {
     detail::check_chunk(k, "keys", dims_.batch, dims_.n_kv_heads, dims_.d_head);
     detail::check_chunk(v, "values", dims_.batch, dims_.n_kv_heads, dims_.d_head);
     detail::check_same_tokens(k, v);
-    const Index first = fill_.reserve(layer, k.shape().tokens) * dims_.d_head;
-    const ChunkStrides to{.batch = dims_.n_kv_heads * head_size(), .head = head_size(), .token = dims_.d_head};
-    stats_.overflowed += detail::store_chunk(k, keys(layer) + first, to);
-    stats_.overflowed += detail::store_chunk(v, values(layer) + first, to);
+    const Index first = fill_.reserve(layer, k.shape().tokens);
+    const Index sequence = dims_.n_kv_heads * dims_.max_len;
+    stats_.overflowed += rows_.store(keys(layer) + first, k, sequence, dims_.max_len);
+    stats_.overflowed += rows_.store(values(layer) + first, v, sequence, dims_.max_len);
     fill_.advance(layer, k.shape().tokens);
     return view(layer);
   }
@@ -75,14 +74,15 @@ class KVCache {
   /// Invalidates: the view ends with the next truncate, move or destruction
   KVView<Dtype> view(Index layer) const {
     const Index rows = fill_.of(layer);
-    return {keys(layer),
-            values(layer),
+    const Index head = dims_.max_len * dims_.d_head;
+    return {rows_.at(keys(layer)),
+            rows_.at(values(layer)),
             rows,
             {.batch = dims_.batch,
              .n_heads = dims_.n_kv_heads,
              .d_head = dims_.d_head,
-             .batch_stride = dims_.n_kv_heads * head_size(),
-             .head_stride = head_size()}};
+             .batch_stride = dims_.n_kv_heads * head,
+             .head_stride = head}};
   }
 
   /// Committed length: positions that every layer holds. It moves only after the last layer's update.
@@ -106,8 +106,8 @@ class KVCache {
   /// Forgets everything.
   void clear() { fill_.truncate(0); }
 
-  /// Bytes reserved: 2·L·B·H_kv·N·d·sizeof(Dtype).
-  std::size_t nbytes() const { return static_cast<std::size_t>(2 * half_) * sizeof(Dtype); }
+  /// Bytes reserved: 2·L·B·H_kv·N·d·sizeof(Dtype), and for int8 four more a row, 2·L·B·H_kv·N·(d + 4).
+  std::size_t nbytes() const { return rows_.nbytes(); }
   Index capacity() const { return dims_.max_len; }
   const CacheDims& dims() const { return dims_; }
   const CacheStats& stats() const { return stats_; }
@@ -118,10 +118,11 @@ class KVCache {
     KVCache copy(dims_);
     for (Index layer = 0; layer < dims_.n_layers; ++layer) {
       const Index heads = dims_.batch * dims_.n_kv_heads;
-      const auto filled = static_cast<std::size_t>(fill_.of(layer) * dims_.d_head) * sizeof(Dtype);
       for (Index head = 0; head < heads; ++head) {
-        std::memcpy(copy.keys(layer) + head * head_size(), keys(layer) + head * head_size(), filled);
-        std::memcpy(copy.values(layer) + head * head_size(), values(layer) + head * head_size(), filled);
+        for (const Index part : {keys(layer), values(layer)}) {
+          const Index row = part + head * dims_.max_len;
+          copy.rows_.copy(row, rows_, row, fill_.of(layer));
+        }
       }
     }
     copy.fill_ = fill_;
@@ -130,16 +131,13 @@ class KVCache {
   }
 
  private:
-  Index head_size() const { return dims_.max_len * dims_.d_head; }
-  Dtype* keys(Index layer) { return storage_.data() + layer * layer_size_; }
-  const Dtype* keys(Index layer) const { return storage_.data() + layer * layer_size_; }
-  Dtype* values(Index layer) { return keys(layer) + half_; }
-  const Dtype* values(Index layer) const { return keys(layer) + half_; }
+  // The first row of a layer's keys or values; heads follow max_len apart.
+  Index keys(Index layer) const { return layer * layer_rows_; }
+  Index values(Index layer) const { return (dims_.n_layers + layer) * layer_rows_; }
 
   CacheDims dims_;
-  Index layer_size_;  // elements of one layer's keys
-  Index half_;        // elements of all keys; the values follow
-  AlignedBuffer<Dtype> storage_;
+  Index layer_rows_;  // rows of one layer's keys
+  RowStore<Dtype> rows_;
   FillCounts fill_;
   CacheStats stats_;
 };

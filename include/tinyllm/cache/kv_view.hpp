@@ -18,13 +18,27 @@ namespace tinyllm {
 template <class Dtype>
 using StoredRows = Eigen::Map<const Eigen::Matrix<Dtype, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
+/// Where stored rows begin. An int8 row stands for its scale times its integers; other types have no scales.
+/// Shape: elements are [rows, d], row-major; scales are [rows], or null
+template <class Dtype>
+struct RowAddress {
+  const Dtype* elements;
+  const float* scales = nullptr;
+
+  RowAddress(const Dtype* first, const float* first_scale = nullptr) : elements(first), scales(first_scale) {}
+  /// The address of a later row of width d.
+  RowAddress at(Index row, Index d) const { return {elements + row * d, scales == nullptr ? nullptr : scales + row}; }
+};
+
 /// Consecutive positions of one kv head whose keys lie one after the other, and whose values do.
-/// Shape: keys and values are [rows, d], row-major
+/// Shape: keys and values are [rows, d], row-major; the scales of int8 rows are [rows], null for other types
 template <class Dtype>
 struct KVSegment {
   const Dtype* keys;
   const Dtype* values;
   Index rows;
+  const float* key_scales = nullptr;
+  const float* value_scales = nullptr;
 };
 
 /// All positions that one layer holds, as a list of segments a head.
@@ -34,7 +48,7 @@ template <class Dtype>
 class KVView {
  public:
   /// Layout of one layer's storage: `[batch][head][position][d]`.
-  /// Units: strides in elements
+  /// Units: strides in elements, whole rows
   struct Layout {
     Index batch;
     Index n_heads;
@@ -43,7 +57,7 @@ class KVView {
     Index head_stride;
   };
 
-  KVView(const Dtype* keys, const Dtype* values, Index rows, const Layout& layout)
+  KVView(const RowAddress<Dtype>& keys, const RowAddress<Dtype>& values, Index rows, const Layout& layout)
       : keys_(keys), values_(values), rows_(rows), layout_(layout) {}
 
   /// Positions shown, the new chunk included.
@@ -58,8 +72,10 @@ class KVView {
   /// Pre: 0 <= b < batch(), 0 <= h < n_heads(), 0 <= i < n_segments()
   KVSegment<Dtype> segment(Index b, Index h, [[maybe_unused]] Index i) const {
     TINYLLM_ASSERT(b >= 0 && b < batch() && h >= 0 && h < n_heads() && i >= 0 && i < n_segments());
-    const Index offset = b * layout_.batch_stride + h * layout_.head_stride;
-    return {keys_ + offset, values_ + offset, rows_};
+    const Index row = (b * layout_.batch_stride + h * layout_.head_stride) / layout_.d_head;
+    const RowAddress<Dtype> k = keys_.at(row, layout_.d_head);
+    const RowAddress<Dtype> v = values_.at(row, layout_.d_head);
+    return {k.elements, v.elements, rows_, k.scales, v.scales};
   }
 
   /// All keys of one head.
@@ -73,8 +89,8 @@ class KVView {
   StoredRows<Dtype> values(Index b, Index h) const { return {segment(b, h, 0).values, rows_, layout_.d_head}; }
 
  private:
-  const Dtype* keys_;
-  const Dtype* values_;
+  RowAddress<Dtype> keys_;
+  RowAddress<Dtype> values_;
   Index rows_;
   Layout layout_;
 };

@@ -34,7 +34,7 @@ struct LatentDims {
   friend bool operator==(const LatentDims&, const LatentDims&) = default;
 };
 
-template <StorageType Dtype = float>
+template <FloatStorageType Dtype = float>
 class LatentCache {
  public:
   using value_type = Dtype;

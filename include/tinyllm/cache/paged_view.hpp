@@ -24,15 +24,16 @@ template <class Dtype>
 class PagedKVView {
  public:
   /// Layout of one layer's storage: `[head][block][position][d]`.
-  /// Units: head_stride in elements, block_size in positions
+  /// Units: head_rows in rows from head to head, block_size in positions
   struct Layout {
     Index n_heads;
     Index d_head;
     Index block_size;
-    Index head_stride;
+    Index head_rows;
   };
 
-  PagedKVView(const Dtype* keys, const Dtype* values, const BlockId* blocks, Index rows, const Layout& layout)
+  PagedKVView(const RowAddress<Dtype>& keys, const RowAddress<Dtype>& values, const BlockId* blocks, Index rows,
+              const Layout& layout)
       : keys_(keys), values_(values), blocks_(blocks), rows_(rows), layout_(layout) {}
 
   /// Positions shown, the new chunk included.
@@ -48,8 +49,11 @@ class PagedKVView {
   /// Pre: b == 0, 0 <= h < n_heads(), 0 <= i < n_segments()
   KVSegment<Dtype> segment([[maybe_unused]] Index b, Index h, Index i) const {
     TINYLLM_ASSERT(b == 0 && h >= 0 && h < n_heads() && i >= 0 && i < n_segments());
-    const Index offset = h * layout_.head_stride + blocks_[i] * layout_.block_size * layout_.d_head;
-    return {keys_ + offset, values_ + offset, std::min(layout_.block_size, rows_ - i * layout_.block_size)};
+    const Index row = h * layout_.head_rows + blocks_[i] * layout_.block_size;
+    const RowAddress<Dtype> k = keys_.at(row, layout_.d_head);
+    const RowAddress<Dtype> v = values_.at(row, layout_.d_head);
+    const Index n = std::min(layout_.block_size, rows_ - i * layout_.block_size);
+    return {k.elements, v.elements, n, k.scales, v.scales};
   }
 
   /// Whether all blocks lie one behind the other, so that `keys` and `values` can show them as a whole.
@@ -74,11 +78,11 @@ class PagedKVView {
  private:
   KVSegment<Dtype> whole(Index b, Index h) const {
     TINYLLM_ASSERT(contiguous());
-    return rows_ == 0 ? KVSegment<Dtype>{keys_, values_, 0} : segment(b, h, 0);
+    return rows_ == 0 ? KVSegment<Dtype>{keys_.elements, values_.elements, 0} : segment(b, h, 0);
   }
 
-  const Dtype* keys_;
-  const Dtype* values_;
+  RowAddress<Dtype> keys_;
+  RowAddress<Dtype> values_;
   const BlockId* blocks_;
   Index rows_;
   Layout layout_;

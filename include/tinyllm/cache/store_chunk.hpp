@@ -16,7 +16,7 @@ namespace tinyllm::detail {
 /// Stores every row of a chunk at the given distances from `rows`, where its first row goes.
 /// Returns how many finite values became infinite.
 /// Units: strides in elements of Dtype; `element` must be 1
-template <StorageType Dtype>
+template <FloatStorageType Dtype>
 std::size_t store_chunk(const ChunkView& chunk, Dtype* rows, const ChunkStrides& to) {
   const ChunkShape& shape = chunk.shape();
   std::size_t overflowed = 0;

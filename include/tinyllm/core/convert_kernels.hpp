@@ -47,6 +47,39 @@ inline std::size_t narrow_row(const float* source, Index count, Dtype* destinati
   return overflowed;
 }
 
+/// Whether all of a row is finite, and the largest magnitude.
+inline bool largest_magnitude(const float* row, Index count, float& largest) {
+  Lanes highest = zero();
+  Lanes zeros = zero();  // or what is not a number, once something was not finite
+  Index i = 0;
+  const auto look = [&](Lanes x) {
+    highest = maximum(absolute(x), highest);
+    zeros = fma(x, zero(), zeros);
+  };
+  for (; i + width <= count; i += width) look(load(row + i));
+  if (i < count) {
+    float rest[width] = {};
+    std::memcpy(rest, row + i, static_cast<std::size_t>(count - i) * sizeof(float));
+    look(load(rest));
+  }
+  largest = horizontal_maximum(highest);
+  return horizontal_sum(zeros) == 0.0F;
+}
+
+/// destination = source · factor, rounded to the nearest integer.
+inline void quantize_row(const float* source, Index count, float factor, std::int8_t* destination) {
+  const Lanes factors = broadcast(factor);
+  Index i = 0;
+  for (; i + width <= count; i += width) store_stored(destination + i, multiply(load(source + i), factors));
+  if (i < count) {
+    float rest[width] = {};
+    std::int8_t rounded[width];
+    std::memcpy(rest, source + i, static_cast<std::size_t>(count - i) * sizeof(float));
+    store_stored(rounded, multiply(load(rest), factors));
+    std::memcpy(destination + i, rounded, static_cast<std::size_t>(count - i));
+  }
+}
+
 }  // namespace TINYLLM_LEVEL
 }  // namespace TINYLLM_BUILD
 }  // namespace tinyllm

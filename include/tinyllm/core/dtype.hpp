@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #define TINYLLM_LEVEL portable
 #include <tinyllm/core/convert_kernels.hpp>
@@ -43,15 +44,19 @@ TINYLLM_TARGET_END
 
 namespace tinyllm {
 
-/// A type that a cache can keep its rows in: float, Eigen::half or Eigen::bfloat16.
+/// A floating type that a cache can keep its rows in: float, Eigen::half or Eigen::bfloat16.
 template <class T>
-concept StorageType = std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
+concept FloatStorageType = std::same_as<T, float> || std::same_as<T, Eigen::half> || std::same_as<T, Eigen::bfloat16>;
+
+/// A type that a cache can keep its rows in. With std::int8_t each row has a scale of its own (see quantize).
+template <class T>
+concept StorageType = FloatStorageType<T> || std::same_as<T, std::int8_t>;
 
 inline namespace TINYLLM_BUILD {
 
 /// Converts `count` stored numbers to floats, exactly.
 /// Pre: this machine runs `level`; the rows do not overlap
-template <StorageType Dtype>
+template <FloatStorageType Dtype>
 void widen(const Dtype* source, Index count, float* destination, [[maybe_unused]] CpuLevel level = best_level()) {
   if constexpr (std::same_as<Dtype, float>) {
     if (count > 0) std::memcpy(destination, source, static_cast<std::size_t>(count) * sizeof(float));
@@ -66,7 +71,7 @@ void widen(const Dtype* source, Index count, float* destination, [[maybe_unused]
 
 /// Rounds `count` floats to `Dtype`. Returns how many finite values became infinite.
 /// Pre: this machine runs `level`; the rows do not overlap
-template <StorageType Dtype>
+template <FloatStorageType Dtype>
 std::size_t narrow(const float* source, Index count, Dtype* destination, [[maybe_unused]] CpuLevel level = best_level()) {
   if constexpr (std::same_as<Dtype, float>) {
     if (count > 0) std::memcpy(destination, source, static_cast<std::size_t>(count) * sizeof(float));
@@ -85,7 +90,7 @@ std::size_t narrow(const float* source, Index count, Dtype* destination, [[maybe
 /// Rounds `count` floats, `stride` elements apart, to `Dtype` and stores them one after the other.
 /// Returns how many finite values became infinite.
 /// Pre: `destination` holds `count` elements and does not overlap `source`.
-template <StorageType Dtype>
+template <FloatStorageType Dtype>
 std::size_t store_row(const float* source, Index stride, Index count, Dtype* destination) {
   if (stride == 1) return narrow(source, count, destination);
   constexpr Index block = 64;
@@ -97,6 +102,69 @@ std::size_t store_row(const float* source, Index stride, Index count, Dtype* des
     overflowed += narrow(gathered, n, destination + first);
   }
   return overflowed;
+}
+
+/// Rounds `count` floats, `stride` elements apart, to integers in [-127, 127] times one scale, the row's largest magnitude
+/// divided by 127. Returns the scale: value ≈ scale · integer, off by half a scale at most. A row whose scale would be
+/// subnormal becomes zeros; one that is not all finite becomes zeros with a scale that is not a number.
+/// Pre: `destination` holds `count` elements and does not overlap `source`; this machine runs `level`
+[[nodiscard]] inline float quantize(const float* source, Index stride, Index count, std::int8_t* destination,
+                                    [[maybe_unused]] CpuLevel level = best_level()) {
+  constexpr Index most = 1024;
+  float gathered[most];
+  const float* row = source;
+  Index first = 0;
+  const auto gather = [&](Index n) {
+    if (stride == 1) {
+      row = source + first;
+    } else {
+      row = gathered;
+      for (Index i = 0; i < n; ++i) gathered[i] = source[(first + i) * stride];
+    }
+  };
+  bool finite = true;
+  float largest = 0;
+  for (first = 0; first < count; first += most) {
+    const Index n = count - first < most ? count - first : most;
+    gather(n);
+    float magnitude = 0;
+#if TINYLLM_X86_LEVELS
+    if (level >= CpuLevel::avx512) {
+      finite = avx512::largest_magnitude(row, n, magnitude) && finite;
+    } else if (level == CpuLevel::avx2) {
+      finite = avx2::largest_magnitude(row, n, magnitude) && finite;
+    } else
+#endif
+      finite = portable::largest_magnitude(row, n, magnitude) && finite;
+    if (magnitude > largest) largest = magnitude;
+  }
+  const float scale = largest / 127.0F;
+  if (!finite || scale < std::numeric_limits<float>::min()) {
+    std::memset(destination, 0, static_cast<std::size_t>(count));
+    return finite ? 0.0F : std::numeric_limits<float>::quiet_NaN();
+  }
+  const float factor = 127.0F / largest;
+  for (first = 0; first < count; first += most) {
+    const Index n = count - first < most ? count - first : most;
+    if (count > most || stride == 1) gather(n);
+#if TINYLLM_X86_LEVELS
+    if (level >= CpuLevel::avx512) {
+      avx512::quantize_row(row, n, factor, destination + first);
+      continue;
+    }
+    if (level == CpuLevel::avx2) {
+      avx2::quantize_row(row, n, factor, destination + first);
+      continue;
+    }
+#endif
+    portable::quantize_row(row, n, factor, destination + first);
+  }
+  return scale;
+}
+
+/// The other way: destination = scale · source.
+inline void dequantize(const std::int8_t* source, Index count, float scale, float* destination) {
+  for (Index i = 0; i < count; ++i) destination[i] = scale * static_cast<float>(source[i]);
 }
 
 }  // namespace TINYLLM_BUILD

@@ -86,6 +86,10 @@ TINYLLM_INLINE Lanes load_stored(const Eigen::bfloat16* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
 
+TINYLLM_INLINE Lanes load_stored(const std::int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+
 TINYLLM_INLINE void load_pair(const float* p, Lanes& a, Lanes& b) {
   a = load(p);
   b = load(p + width);
@@ -120,6 +124,13 @@ TINYLLM_INLINE void store_stored(Eigen::bfloat16* p, Lanes x) {
   const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0xd8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
+TINYLLM_INLINE void store_stored(std::int8_t* p, Lanes x) {
+  const __m256i whole = _mm256_cvtps_epi32(x.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+TINYLLM_INLINE Lanes absolute(Lanes x) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.v)}; }
+TINYLLM_INLINE bool any_above(Lanes a, Lanes b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0; }
 TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {
   const __m256i magnitude = _mm256_and_si256(_mm256_castps_si256(x.v), _mm256_set1_epi32(0x7fffffff));
   const __m256i large = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(static_cast<int>(least - 1)));

@@ -90,6 +90,10 @@ TINYLLM_INLINE Lanes load_stored(const Eigen::bfloat16* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_bits(p)), 16))};
 }
 
+TINYLLM_INLINE Lanes load_stored(const std::int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
 TINYLLM_INLINE void split_pairs(__m512i bits, Lanes& even, Lanes& odd) {
   even = {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))};
   odd = {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000U))))};
@@ -135,6 +139,11 @@ TINYLLM_INLINE void store_stored(Eigen::bfloat16* p, Lanes x) {
   const __m512i high = _mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, no_number, quiet), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
 }
+TINYLLM_INLINE void store_stored(std::int8_t* p, Lanes x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+TINYLLM_INLINE Lanes absolute(Lanes x) { return {_mm512_andnot_ps(_mm512_set1_ps(-0.0F), x.v)}; }
+TINYLLM_INLINE bool any_above(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {
   const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(x.v), _mm512_set1_epi32(0x7fffffff));
   const __mmask16 large = _mm512_cmpge_epi32_mask(magnitude, _mm512_set1_epi32(static_cast<int>(least)));

@@ -114,6 +114,10 @@ TINYLLM_INLINE Lanes load_stored(const Eigen::bfloat16* p) {
   return {as_float(__builtin_convertvector(bits, IntVector) << 16)};
 }
 
+TINYLLM_INLINE Lanes load_stored(const std::int8_t* p) {
+  return {FloatVector{static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]), static_cast<float>(p[3])}};
+}
+
 /// 2·width elements as floats.
 template <class Dtype>
 TINYLLM_INLINE void load_pair(const Dtype* p, Lanes& a, Lanes& b) {
@@ -164,6 +168,17 @@ TINYLLM_INLINE void store_stored(Eigen::bfloat16* p, Lanes x) {
     halves[i] = static_cast<std::uint16_t>(rounded >> 16);
   }
   std::memcpy(static_cast<void*>(p), halves, sizeof halves);
+}
+/// Rounds to the nearest integer, ties to even. Pre: |x| < 127.5
+TINYLLM_INLINE void store_stored(std::int8_t* p, Lanes x) {
+  const IntVector whole = as_int(add(x, broadcast(12582912.0F)).v) - as_int(broadcast(12582912.0F).v);
+  for (Index i = 0; i < width; ++i) p[i] = static_cast<std::int8_t>(whole[i]);
+}
+TINYLLM_INLINE Lanes absolute(Lanes x) { return {as_float(as_int(x.v) & 0x7fffffff)}; }
+/// Whether a > b in any lane.
+TINYLLM_INLINE bool any_above(Lanes a, Lanes b) {
+  const IntVector above = a.v > b.v;
+  return (above[0] | above[1] | above[2] | above[3]) != 0;
 }
 /// How many lanes are finite with a magnitude whose bits are at least `least`.
 TINYLLM_INLINE std::size_t count_finite_from(Lanes x, std::uint32_t least) {

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Integer products of int8 rows with AVX2: bytes widen to 16 bits, so that two products and their sum fit 32.
+//
+// Internal: what kernels_int8.hpp needs of a level.
+#pragma once
+
+#include <tinyllm/attention/job.hpp>
+#include <tinyllm/core/simd_avx2.hpp>
+#include <tinyllm/core/simd_region.hpp>
+#include <tinyllm/core/types.hpp>
+
+#include <cstdint>
+
+#if TINYLLM_X86_LEVELS
+#include <immintrin.h>
+
+TINYLLM_TARGET_AVX2_BEGIN
+namespace tinyllm {
+inline namespace TINYLLM_BUILD {
+namespace avx2 {
+
+/// Sixteen bytes of a row, of which n are there, the others zeros.
+TINYLLM_INLINE __m128i load_bytes(const std::int8_t* row, Index n) {
+  if (n >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row));
+  alignas(16) std::int8_t bytes[16] = {};
+  __builtin_memcpy(bytes, row, static_cast<std::size_t>(n));
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
+}
+
+/// Floats that are integers as 16 bits each.
+TINYLLM_INLINE __m256i to_words(const float* numbers) {
+  const __m256i low = _mm256_cvtps_epi32(_mm256_loadu_ps(numbers));
+  const __m256i high = _mm256_cvtps_epi32(_mm256_loadu_ps(numbers + 8));
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+}
+
+/// Columns [c, c + 64) of a query, as integers in floats. Layout of packed: [d], 16 bits each
+TINYLLM_INLINE float put_query(const float* rounded, float* packed, Index c) {
+  __m256i* out = reinterpret_cast<__m256i*>(packed) + c / 16;
+  for (Index i = 0; i < 4; ++i) _mm256_storeu_si256(out + i, to_words(rounded + 16 * i));
+  return 0.0F;
+}
+TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums)))};
+}
+
+/// sums[g][i] = query g · row i, for G queries; up to 3 sums behind the last are overwritten.
+template <unsigned G, class F>
+TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
+                         const F& fetched) {
+  for (Index r = 0; r < rows; r += 4) {
+    __m256i part[G][4];
+    TINYLLM_UNROLL
+    for (unsigned i = 0; i < 4; ++i) {
+      const std::int8_t* row = keys + (r + i < rows ? r + i : rows - 1) * d;
+      fetch(fetched, r + i);
+      __m256i sum[G];
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) sum[g] = _mm256_setzero_si256();
+      for (Index c = 0; c < d; c += 16) {
+        const __m256i x = _mm256_cvtepi8_epi16(load_bytes(row + c, d - c));
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) {
+          const __m256i* query = reinterpret_cast<const __m256i*>(q + g * q_stride) + c / 16;
+          sum[g] = _mm256_add_epi32(sum[g], _mm256_madd_epi16(x, _mm256_loadu_si256(query)));
+        }
+      }
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) part[g][i] = sum[g];
+    }
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      const __m256i all =
+          _mm256_hadd_epi32(_mm256_hadd_epi32(part[g][0], part[g][1]), _mm256_hadd_epi32(part[g][2], part[g][3]));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + g * attention_detail::score_stride + r),
+                       _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+    }
+  }
+}
+
+/// The weights of a tile's keys.
+struct Weights {
+  std::int16_t words[attention_detail::score_stride];
+};
+
+TINYLLM_INLINE void put_weights(const float* numbers, Weights& weights) {
+  for (Index i = 0; i < attention_detail::score_stride; i += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights.words + i), to_words(numbers + i));
+  }
+}
+
+/// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
+template <unsigned G, class F>
+TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
+                               float* sums, Index stride, bool fresh, F fetched) {
+  for (Index c = 0; c < d; c += 16) {
+    const auto what = fetched(c, d - c < 16 ? d - c : 16);
+    __m256i low[G];
+    __m256i high[G];
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) low[g] = high[g] = _mm256_setzero_si256();
+    for (Index r = 0; r < rows; r += 2) {
+      const std::int8_t* row = values + r * d + c;
+      const bool pair = r + 1 < rows;
+      fetch(what, r);
+      fetch(what, r + 1);
+      const __m256i a = _mm256_cvtepi8_epi16(load_bytes(row, d - c));
+      const __m256i b = _mm256_cvtepi8_epi16(load_bytes(pair ? row + d : row, d - c));
+      const __m256i first = _mm256_unpacklo_epi16(a, b);   // columns 0-3 and 8-11 of both rows
+      const __m256i second = _mm256_unpackhi_epi16(a, b);  // columns 4-7 and 12-15
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) {
+        std::uint32_t two;
+        __builtin_memcpy(&two, weights[g].words + offset + r, 4);
+        const __m256i w = _mm256_set1_epi32(static_cast<int>(pair ? two : two & 0xffffU));
+        low[g] = _mm256_add_epi32(low[g], _mm256_madd_epi16(first, w));
+        high[g] = _mm256_add_epi32(high[g], _mm256_madd_epi16(second, w));
+      }
+    }
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      __m256i* to = reinterpret_cast<__m256i*>(sums + g * stride + c);
+      const __m256i x = _mm256_permute2x128_si256(low[g], high[g], 0x20);
+      const __m256i y = _mm256_permute2x128_si256(low[g], high[g], 0x31);
+      _mm256_storeu_si256(to, fresh ? x : _mm256_add_epi32(x, _mm256_loadu_si256(to)));
+      _mm256_storeu_si256(to + 1, fresh ? y : _mm256_add_epi32(y, _mm256_loadu_si256(to + 1)));
+    }
+  }
+}
+
+/// Integers that lie in float memory.
+TINYLLM_INLINE Lanes to_float(const float* integers) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(integers)))};
+}
+
+}  // namespace avx2
+}  // namespace TINYLLM_BUILD
+}  // namespace tinyllm
+TINYLLM_TARGET_END
+#endif

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Integer products of int8 rows in plain code.
+//
+// Internal: what kernels_int8.hpp needs of a level.
+#pragma once
+
+#include <tinyllm/attention/job.hpp>
+#include <tinyllm/core/simd_portable.hpp>
+#include <tinyllm/core/simd_region.hpp>
+#include <tinyllm/core/types.hpp>
+
+#include <cstdint>
+
+namespace tinyllm {
+inline namespace TINYLLM_BUILD {
+namespace portable {
+
+// Integers that lie in float memory.
+using StoredWord [[gnu::may_alias]] = std::int16_t;
+using StoredInt [[gnu::may_alias]] = std::int32_t;
+
+/// Columns [c, c + 64) of a query, as integers in floats. Layout of packed: [d], 16 bits each
+TINYLLM_INLINE float put_query(const float* rounded, float* packed, Index c) {
+  StoredWord* out = reinterpret_cast<StoredWord*>(packed) + c;
+  for (Index i = 0; i < 64; ++i) out[i] = static_cast<std::int16_t>(rounded[i]);
+  return 0.0F;
+}
+TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
+  return {FloatVector{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
+                      static_cast<float>(sums[3])}};
+}
+
+/// sums[g][i] = query g · row i, for G queries.
+template <unsigned G, class F>
+TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
+                         const F& fetched) {
+  for (Index r = 0; r < (rows + width - 1) / width * width; ++r) {
+    const std::int8_t* row = keys + (r < rows ? r : rows - 1) * d;
+    fetch(fetched, r);
+    for (unsigned g = 0; g < G; ++g) {
+      const StoredWord* query = reinterpret_cast<const StoredWord*>(q + g * q_stride);
+      std::int32_t sum = 0;
+      for (Index c = 0; c < d; ++c) sum += row[c] * query[c];
+      sums[g * attention_detail::score_stride + r] = sum;
+    }
+  }
+}
+
+/// The weights of a tile's keys.
+struct Weights {
+  std::int16_t words[attention_detail::score_stride];
+};
+
+TINYLLM_INLINE void put_weights(const float* numbers, Weights& weights) {
+  for (Index i = 0; i < attention_detail::score_stride; ++i) {
+    const float shifted = numbers[i] + 8388608.0F;  // rounds to the nearest integer, ties to even
+    weights.words[i] = static_cast<std::int16_t>(shifted - 8388608.0F);
+  }
+}
+
+/// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
+template <unsigned G, class F>
+TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
+                               float* sums, Index stride, bool fresh, F fetched) {
+  const auto what = fetched(0, d);
+  for (unsigned g = 0; g < G; ++g) {
+    StoredInt* to = reinterpret_cast<StoredInt*>(sums + g * stride);
+    if (fresh) {
+      for (Index c = 0; c < d; ++c) to[c] = 0;
+    }
+    for (Index r = 0; r < rows; ++r) {
+      const std::int8_t* row = values + r * d;
+      const std::int32_t weight = weights[g].words[offset + r];
+      if (g == 0) fetch(what, r);
+      for (Index c = 0; c < d; ++c) to[c] += weight * row[c];
+    }
+  }
+}
+
+TINYLLM_INLINE Lanes to_float(const float* integers) {
+  const StoredInt* from = reinterpret_cast<const StoredInt*>(integers);
+  return {FloatVector{static_cast<float>(from[0]), static_cast<float>(from[1]), static_cast<float>(from[2]),
+                      static_cast<float>(from[3])}};
+}
+
+}  // namespace portable
+}  // namespace TINYLLM_BUILD
+}  // namespace tinyllm

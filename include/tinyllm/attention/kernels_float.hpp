@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// FloatProducts: scores and weighted sums over stored rows that become float in registers, once for each level.
+//
+//     stream<FloatProducts<Eigen::half>>(job);
+//
+// Internal, and empty unless TINYLLM_LEVEL is defined, like kernels_common.hpp (no #pragma once).
+#ifdef TINYLLM_LEVEL
+namespace tinyllm {
+inline namespace TINYLLM_BUILD {
+namespace TINYLLM_LEVEL {
+
+/// Rows that share each load of a query.
+inline constexpr unsigned rows_at_once = n_registers >= 32 ? 1 : 2;
+
+/// sum[i][g] += q[g] · rows[i], lane by lane. `Width` is d where it is known when compiling, else 0.
+template <class Dtype, unsigned G, unsigned Width>
+TINYLLM_INLINE void add_products(const Dtype* const* rows, Index d, const float* q, Index q_stride, Lanes (*sum)[G]) {
+  Lanes x[rows_at_once][2];
+  const auto add = [&](Index c) {
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      const Lanes a = load(q + g * q_stride + c);
+      const Lanes b = load(q + g * q_stride + c + width);
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < rows_at_once; ++i) sum[i][g] = fma(x[i][0], a, sum[i][g]);
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < rows_at_once; ++i) sum[i][g] = fma(x[i][1], b, sum[i][g]);
+    }
+  };
+  if constexpr (Width != 0) {
+    TINYLLM_UNROLL
+    for (unsigned c = 0; c < Width; c += pair_width) {
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < rows_at_once; ++i) load_pair(rows[i] + c, x[i][0], x[i][1]);
+      add(c);
+    }
+  } else {
+    const Index whole = d / pair_width * pair_width;
+    for (Index c = 0; c < whole; c += pair_width) {
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < rows_at_once; ++i) load_pair(rows[i] + c, x[i][0], x[i][1]);
+      add(c);
+    }
+    if (whole < d) {
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < rows_at_once; ++i) load_pair_part(rows[i] + whole, d - whole, x[i][0], x[i][1]);
+      add(whole);
+    }
+  }
+}
+
+/// scores[g][row] = q[g] · key row, for G queries; rows go in sequence and four of them end in one reduction.
+/// Up to three scores behind the last are overwritten.
+template <class Dtype, unsigned G, unsigned Width>
+inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
+                     const Fetch& fetched) {
+  for (Index r = 0; r < rows; r += 4) {
+    Lanes sums[4][G];
+    TINYLLM_UNROLL
+    for (unsigned i = 0; i < 4; i += rows_at_once) {
+      const Dtype* row[rows_at_once];
+      Lanes sum[rows_at_once][G];
+      TINYLLM_UNROLL
+      for (unsigned j = 0; j < rows_at_once; ++j) {
+        row[j] = keys + smaller(r + i + j, rows - 1) * (Width != 0 ? Index{Width} : d);
+        fetch(fetched, r + i + j);
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) sum[j][g] = zero();
+      }
+      add_products<Dtype, G, Width>(row, d, q, q_stride, sum);
+      TINYLLM_UNROLL
+      for (unsigned j = 0; j < rows_at_once; ++j) {
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) sums[i + j][g] = sum[j][g];
+      }
+    }
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      store_sums(sums[0][g], sums[1][g], sums[2][g], sums[3][g], scores + g * attention_detail::score_stride + r);
+    }
+  }
+}
+
+/// The products of `stream` for a floating type.
+template <class Dtype>
+struct FloatProducts {
+  static constexpr Index row_bytes(Index d) { return d * Index{sizeof(Dtype)}; }
+  static Index query_floats(Index d) { return attention_detail::padded(d); }
+
+  /// A query, scaled, its columns in the order in which load_pair gives a key's.
+  static void pack(const float* q, Index d, float scale, float* packed) {
+    for (Index c = 0; c < query_floats(d); ++c) packed[c] = 0.0F;
+    for (Index c = 0; c < d; ++c) {
+      const Index within = c % pair_width;
+      packed[splits_pairs<Dtype> ? c - within + within % 2 * width + within / 2 : c] = q[c] * scale;
+    }
+  }
+
+  /// scores[g][i] = query g · key row + i, for G queries.
+  template <unsigned G>
+  TINYLLM_INLINE static void scores(const AttentionJob& job, const StoredRun& run, Index row, Index n, const float* q,
+                                    float* scores) {
+    const Index d = job.d;
+    const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * d;
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(d));
+    // The usual widths are known when compiling, so that their loops unroll.
+    constexpr unsigned usual = width >= 8 ? 64 : 0;
+    if (usual != 0 && d == usual) {
+      dot_rows<Dtype, G, usual>(keys, n, d, q, query_floats(d), scores, fetched);
+    } else if (usual != 0 && d == 2 * usual) {
+      dot_rows<Dtype, G, 2 * usual>(keys, n, d, q, query_floats(d), scores, fetched);
+    } else {
+      dot_rows<Dtype, G, 0>(keys, n, d, q, query_floats(d), scores, fetched);
+    }
+  }
+
+  /// sums[g] += Σ weights[g][i] · value, over the keys [first[g], end[g]) of the tile that begins at position `tile`.
+  template <unsigned G>
+  TINYLLM_INLINE static void add_values(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first,
+                                        const Index* end, const float* weights, float* sums, float*) {
+    const Index d = job.d;
+    const Index stride = attention_detail::padded(d);
+    for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
+      if (seen >= seen_end) return;
+      const StoredRun* at_first = run;
+      while (at_first->first + at_first->rows <= tile + seen) ++at_first;
+      for_each_run(at_first, tile + seen, tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
+        const Index row = position - at.first;
+        outer_rows<Dtype, Count, Into::sum>(
+            static_cast<const Dtype*>(at.values) + row * d, d, n, d,
+            {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
+            sums + g * stride, stride, [&](Index from, Index count) {
+              return fetch_with_values(job.fetching, at, row, n, row_bytes(d), row_bytes(from), row_bytes(count));
+            });
+      });
+    });
+  }
+};
+
+}  // namespace TINYLLM_LEVEL
+}  // namespace TINYLLM_BUILD
+}  // namespace tinyllm
+#endif
