@@ -80,6 +80,8 @@ TINYLLM_INLINE void store_int8(std::int8_t* to, Lanes x) {
 }  // namespace engine
 #define ENGINE_LEVEL avx2
 #include "kernels_text.hpp"
+
+#include "kernels_rows_text.hpp"
 TINYLLM_TARGET_END
 
 namespace engine {

@@ -69,6 +69,8 @@ TINYLLM_INLINE void store_int8(std::int8_t* to, Lanes x) {
 }  // namespace engine
 #define ENGINE_LEVEL avx512
 #include "kernels_text.hpp"
+
+#include "kernels_rows_text.hpp"
 TINYLLM_TARGET_END
 
 namespace engine {

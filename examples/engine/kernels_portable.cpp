@@ -70,6 +70,8 @@ TINYLLM_INLINE void store_int8(std::int8_t* to, Lanes x) {
 #define ENGINE_LEVEL portable
 #include "kernels_text.hpp"
 
+#include "kernels_rows_text.hpp"
+
 namespace engine {
 
 const Kernels* portable_kernels() {

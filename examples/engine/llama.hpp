@@ -90,8 +90,8 @@ class Llama {
     begin(ids, positions);
     for (Index layer = 0; layer < config_.num_hidden_layers; ++layer) {
       project(layer);
-      const auto view = cache.update(layer, tinyllm::ChunkView::from_projection(k_, config_.num_key_value_heads),
-                                     tinyllm::ChunkView::from_projection(v_, config_.num_key_value_heads));
+      const auto& view = cache.update(layer, tinyllm::ChunkView::from_projection(k_, config_.num_key_value_heads),
+                                      tinyllm::ChunkView::from_projection(v_, config_.num_key_value_heads));
       tinyllm::attend(view, q_, attended_, attention_, {.level = kernels_.level}, pool_);
       finish(layer);
     }

@@ -45,21 +45,30 @@ void Matmul::quantize(const RowMatrix& x) {
   });
 }
 
-// Calls f(first, n) for runs of panels that together are all of them: long ones first, so that they are read in one go, and
-// short ones last, so that no thread waits long for a slow one.
+// Calls f(first, n) for runs of panels that together are all of them. Most are dealt out beforehand, in one long run a thread;
+// the rest goes to whoever comes first, in runs that get shorter, so that no thread waits long for a slow one.
 template <class F>
-void Matmul::share(Index n_panels, F f) const {
+void Matmul::share(Index n_panels, Index least, F f) const {
   const Index threads = pool_.concurrency();
-  std::atomic<Index> next{0};
-  pool_.run(std::min(threads, n_panels), [&](Index) {
+  const Index dealt = n_panels * 5 / 8 / threads;
+  std::atomic<Index> next{dealt * threads};
+  pool_.run(std::min(threads, n_panels), [&](Index thread) {
+    if (dealt > 0) f(thread * dealt, dealt);
     Index first = next.load(std::memory_order_relaxed);
     while (first < n_panels) {
-      const Index n = std::max<Index>((n_panels - first) / (2 * threads), 1);
+      const Index left = n_panels - first;
+      const Index n = std::min(std::max(left / (2 * threads), least), left);
       if (!next.compare_exchange_weak(first, first + n, std::memory_order_relaxed)) continue;
       f(first, n);
       first = next.load(std::memory_order_relaxed);
     }
   });
+}
+
+// Panels that are worth the claiming: cores hand a counter to each other in 100 ns.
+Index Matmul::least_panels(const RowMatrix& x, const WeightMatrix& weights) const {
+  constexpr Index worthwhile = 1 << 15;  // multiplications
+  return std::max<Index>(worthwhile / (panel_rows * weights.cols() * x.rows()), 1);
 }
 
 void Matmul::multiply_panels(const RowMatrix& x, const WeightMatrix& weights, Index first, Index n, float* y, Index stride,
@@ -81,9 +90,9 @@ void Matmul::multiply(const RowMatrix& x, std::span<const Product> products) {
     quantized = quantized || uses_quantized(*product.weights);
   }
   for (const Product& product : products) product.out->resize(x.rows(), product.weights->rows());
-  if (x.rows() == 0) return;
+  if (x.rows() == 0 || products.empty()) return;
   if (quantized) quantize(x);
-  share(n_panels, [&](Index first, Index n) {
+  share(n_panels, least_panels(x, *products.front().weights), [&](Index first, Index n) {
     for (const Product& product : products) {
       const Index panels = product.weights->n_panels();
       const Index end = std::min(panels, first + n);
@@ -108,7 +117,8 @@ void Matmul::multiply_add(const RowMatrix& x, const WeightMatrix& weights, RowMa
   if (x.rows() == 0) return;
   if (uses_quantized(weights)) quantize(x);
   float* const to = y.data() + first_row * y.cols();
-  share(weights.n_panels(), [&](Index first, Index n) { multiply_panels(x, weights, first, n, to, y.cols(), Store::add); });
+  share(weights.n_panels(), least_panels(x, weights),
+        [&](Index first, Index n) { multiply_panels(x, weights, first, n, to, y.cols(), Store::add); });
 }
 
 void Matmul::multiply_gated(const RowMatrix& x, const WeightMatrix& gate_weights, const WeightMatrix& up_weights,
@@ -124,7 +134,7 @@ void Matmul::multiply_gated(const RowMatrix& x, const WeightMatrix& gate_weights
   up.resize(x.rows(), cols);
   if (x.rows() == 0) return;
   if (uses_quantized(gate_weights) || uses_quantized(up_weights)) quantize(x);
-  share(gate_weights.n_panels(), [&](Index first, Index n) {
+  share(gate_weights.n_panels(), least_panels(x, gate_weights), [&](Index first, Index n) {
     multiply_panels(x, gate_weights, first, n, gate.data(), cols, Store::overwrite);
     multiply_panels(x, up_weights, first, n, up.data(), cols, Store::overwrite);
     const Index begin = first * panel_rows;

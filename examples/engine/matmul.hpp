@@ -26,7 +26,8 @@ namespace engine {
 
 using tinyllm::RowMatrix;
 
-/// How exactly activations enter products with quantised weights.
+/// How exactly activations enter products with quantised weights. What q8 costs: SmolLM2-135M in Q4_1 gives a text of 813
+/// tokens 3.0773 nats a token, and 3.0769 with f32.
 enum class Activations { f32, q8 };
 
 /// One output of a product: the same activations times these weights.
@@ -68,7 +69,8 @@ class Matmul {
   void multiply_panels(const RowMatrix& x, const WeightMatrix& weights, Index first, Index n, float* y, Index stride,
                        Store store) const;
   template <class F>
-  void share(Index n_panels, F f) const;
+  void share(Index n_panels, Index least, F f) const;
+  Index least_panels(const RowMatrix& x, const WeightMatrix& weights) const;
 
   tinyllm::ThreadPool& pool_;
   Activations activations_;

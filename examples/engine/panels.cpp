@@ -120,9 +120,8 @@ void read_q6_k(const std::byte* block, std::size_t part, Block& to) {
   }
 }
 
-// Columns [32·b, 32·b + 32) of a row of the file.
-void read_block(TensorType type, const std::byte* row, std::size_t b, Block& to) {
-  const std::size_t bytes = block_layout(type).bytes;
+// Columns [32·b, 32·b + 32) of a row of the file, whose blocks take `bytes`.
+void read_block(TensorType type, std::size_t bytes, const std::byte* row, std::size_t b, Block& to) {
   switch (type) {
     case TensorType::Q4_0: return copy_nibbles(row + b * bytes, 1, to);
     case TensorType::Q4_1: return copy_nibbles(row + b * bytes, 2, to);
@@ -229,6 +228,8 @@ void WeightMatrix::pack(const Tensor& tensor, Index first, Index n) const {
   const std::size_t row_bytes = tensor.row_bytes();
   const auto cols = static_cast<std::size_t>(cols_);
   const Index end = std::min(rows_, (first + n) * panel_rows);
+  const std::size_t file_block = block_layout(tensor.type).bytes;
+  const std::size_t panel_block = is_quantized(format_) ? sizes_of(format_).bytes() : 0;
   for (Index r = first * panel_rows; r < end; ++r) {
     const std::byte* const row = tensor.data.data() + static_cast<std::size_t>(r) * row_bytes;
     std::byte* const panel = data_ + static_cast<std::size_t>(r / panel_rows) * panel_bytes_;
@@ -240,8 +241,8 @@ void WeightMatrix::pack(const Tensor& tensor, Index first, Index n) const {
     } else {
       Block block;
       for (std::size_t b = 0; b < cols / block_cols; ++b) {
-        read_block(tensor.type, row, b, block);
-        write_block(format_, block, lane, panel + b * sizes_of(format_).bytes());
+        read_block(tensor.type, file_block, row, b, block);
+        write_block(format_, block, lane, panel + b * panel_block);
       }
     }
   }

@@ -16,6 +16,8 @@ from checks import Checks, run
 
 EXTRA_LOGITS = 20  # at the end of the list two that are close may have changed places
 
+ROUNDED_NLL_TOLERANCE = 0.01  # what activations of eight bits may cost, in nats a token
+
 
 def largest_difference(expected, actual):
     found = dict(map(tuple, actual))
@@ -24,7 +26,7 @@ def largest_difference(expected, actual):
 
 class Golden:
     def __init__(self, generate, model, golden):
-        self.command = (generate, "--model", model, "--kv-dtype", "f32", "--activations", "f32", "--json")
+        self.command = (generate, "--model", model, "--kv-dtype", "f32", "--json")
         self.logit_tolerance = golden["logit_tolerance"]
         self.nll_tolerance = golden["nll_tolerance"]
         self.checks = Checks()
@@ -38,7 +40,7 @@ class Golden:
     def greedy(self, case, cache):
         name = f"{case['name']}, cache {cache}"
         expected = case["greedy_ids"]
-        out = self.json(case, cache, "--ignore-eos", "--max-tokens", str(len(expected)), "--top-logits", str(len(case["top_logits"]) + EXTRA_LOGITS))
+        out = self.json(case, cache, "--ignore-eos", "--activations", "f32", "--max-tokens", str(len(expected)), "--top-logits", str(len(case["top_logits"]) + EXTRA_LOGITS))
         if out is None:
             return
         self.checks.equal(f"{name}: prompt ids", out["prompt_ids"], case["prompt_ids"])
@@ -46,12 +48,13 @@ class Golden:
         difference = largest_difference(case["top_logits"], out["prompt_logits"])
         self.checks.that(f"{name}: logits within {difference:.6f}", difference <= self.logit_tolerance, difference)
 
-    def likelihood(self, case, cache):
-        out = self.json(case, cache, "--score")
+    def likelihood(self, case, cache, activations, tolerance):
+        out = self.json(case, cache, "--score", "--activations", activations)
         if out is None:
             return
         difference = abs(out["nll"] - case["nll"])
-        self.checks.that(f"{case['name']}, cache {cache}: nll within {difference:.6f}", difference <= self.nll_tolerance, out["nll"])
+        name = f"{case['name']}, cache {cache}, activations {activations}"
+        self.checks.that(f"{name}: nll within {difference:.6f}", difference <= tolerance, out["nll"])
 
 
 def main():
@@ -63,7 +66,8 @@ def main():
         for cache in ("contiguous", "none"):
             golden.greedy(case, cache)
             if "nll" in case:
-                golden.likelihood(case, cache)
+                golden.likelihood(case, cache, "f32", golden.nll_tolerance)
+                golden.likelihood(case, cache, "q8", ROUNDED_NLL_TOLERANCE)
     return golden.checks.exit_code()
 
 

@@ -37,18 +37,22 @@ TEST_CASE("llama_generates_the_same_with_and_without_cache") {
 
   Watched full{llama};
   Watched cached{llama};
+  Watched paged{llama};
   Watched halved{llama};
   const SamplingParams params{.max_tokens = 40};
   const Generation expected = generate(full, tokenizer, "HELLO", params, "none");
   const Generation out = generate(cached, tokenizer, "HELLO", params, "contiguous");
+  const Generation in_blocks = generate(paged, tokenizer, "HELLO", params, "paged");
   KVCache<Eigen::half> half(cache_dims(llama));
   const Generation in_half = generate(halved, tokenizer, "HELLO", params, half);
   CHECK(expected.ids.size() == 40);
   CHECK(out.ids == expected.ids);
+  CHECK(in_blocks.ids == expected.ids);
   CHECK(in_half.ids == expected.ids);
   REQUIRE(full.logits.size() == cached.logits.size());
   for (std::size_t step = 0; step < full.logits.size(); ++step) {
     CHECK((full.logits[step] - cached.logits[step]).cwiseAbs().maxCoeff() <= 1e-5F);
+    CHECK(paged.logits[step] == cached.logits[step]);
     CHECK((full.logits[step] - halved.logits[step]).cwiseAbs().maxCoeff() <= 2e-2F);
   }
 }

@@ -13,7 +13,6 @@
 #include <random>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 namespace test_support {
@@ -90,8 +89,9 @@ class AttentionModel {
                                    ChunkView::from_projection(v.middleRows(first, n), config.num_key_value_heads));
         const auto rows = rows_of(view);
         const auto row = [&](bool keys, Index head, Index position, Index c) {
-          const auto& [key, value] = rows[static_cast<std::size_t>(head * view.rows() + position)];
-          return static_cast<float>((keys ? key : value)[c]);
+          const auto& stored = rows[static_cast<std::size_t>(head * view.rows() + position)];
+          return keys ? stored.key_scale * static_cast<float>(stored.key[c])
+                      : stored.value_scale * static_cast<float>(stored.value[c]);
         };
         // Query t of the pass sees the past and the chunk up to itself.
         const Index before = past[i];
@@ -181,12 +181,21 @@ class AttentionModel {
   template <class View>
   static auto rows_of(const View& view) {
     using Pointer = decltype(view.segment(0, 0, 0).keys);
-    std::vector<std::pair<Pointer, Pointer>> rows;
+    struct Row {
+      Pointer key;
+      Pointer value;
+      float key_scale = 1;
+      float value_scale = 1;
+    };
+    std::vector<Row> rows;
     for (Index head = 0; head < view.n_heads(); ++head) {
       for (Index i = 0; i < view.n_segments(); ++i) {
         const auto segment = view.segment(0, head, i);
         for (Index r = 0; r < segment.rows; ++r) {
-          rows.emplace_back(segment.keys + r * view.d_head(), segment.values + r * view.d_head());
+          rows.push_back({.key = segment.keys + r * view.d_head(), .value = segment.values + r * view.d_head()});
+          if (segment.key_scales == nullptr) continue;
+          rows.back().key_scale = segment.key_scales[r];
+          rows.back().value_scale = segment.value_scales[r];
         }
       }
     }

@@ -11,7 +11,7 @@
 
 using namespace tinyllm;
 
-TEST_CASE("block ledger: the lowest free block is taken, and every block is accounted for") {
+TEST_CASE("block ledger: without a better place the lowest free block is taken, and every block is accounted for") {
   BlockLedger ledger(4);
   CHECK(ledger.size() == 4);
   CHECK(ledger.free() == 4);
@@ -29,6 +29,55 @@ TEST_CASE("block ledger: the lowest free block is taken, and every block is acco
   CHECK(ledger.take() == 2);
   CHECK_THROWS_AS(BlockLedger(0), std::invalid_argument);
   CHECK_THROWS_AS(BlockLedger(-1), std::invalid_argument);
+}
+
+TEST_CASE("block ledger: the block behind is taken if it is free, else the beginning of the widest free stretch") {
+  BlockLedger ledger(150);
+  CHECK(ledger.take() == 0);
+  CHECK(ledger.take() == 64);
+  CHECK(ledger.take(0) == 1);
+  CHECK(ledger.take(64) == 65);
+  CHECK(ledger.take() == 16);
+  CHECK(ledger.take(1) == 2);
+  CHECK(ledger.take() == 32);
+  CHECK(ledger.take(16) == 17);
+  CHECK(ledger.take(149) == 48);  // nothing is behind the last one
+  for (const BlockId id : {80, 96, 112}) CHECK(ledger.take() == id);
+  CHECK(ledger.take() == 128);
+  CHECK(ledger.take() == 4);  // no sixteen are free together
+  for (BlockId last = 4; last < 15; ++last) CHECK(ledger.take(last) == last + 1);
+  CHECK(ledger.take(15) == 20);
+
+  // Side by side, ten sequences of a hundred blocks are a few runs each.
+  const auto shared = std::make_shared<BlockLedger>(1200);
+  std::vector<BlockTable> tables;
+  for (int i = 0; i < 10; ++i) tables.emplace_back(shared, 100);
+  for (Index n = 1; n <= 100; ++n) {
+    for (BlockTable& table : tables) REQUIRE(table.extend(n - 1, n, [](Index, BlockId, BlockId) {}));
+  }
+  for (const BlockTable& table : tables) {
+    int runs = 1;
+    for (Index i = 1; i < 100; ++i) runs += table[i] == table[i - 1] + 1 ? 0 : 1;
+    CHECK(runs <= 4);
+  }
+  CHECK(shared->free() == 200);
+}
+
+TEST_CASE("block ledger: blocks that are evicted together are taken together, in order") {
+  const auto ledger = std::make_shared<BlockLedger>(40);
+  {
+    BlockTable table(ledger, 40);
+    REQUIRE(table.extend(0, 40, [](Index, BlockId, BlockId) {}));
+    for (const BlockId id : table.blocks()) ledger->keep(id);
+  }
+  CHECK(ledger->idle() == 40);
+  BlockTable table(ledger, 40);
+  REQUIRE(table.extend(0, 10, [](Index, BlockId, BlockId) {}));
+  CHECK(ledger->evictions() == 10);
+  CHECK(ledger->free() == 0);
+  int runs = 1;
+  for (Index i = 1; i < 10; ++i) runs += table[i] == table[i - 1] + 1 ? 0 : 1;
+  CHECK(runs <= 3);
 }
 
 TEST_CASE("block ledger: a block is free when its last reference has gone") {

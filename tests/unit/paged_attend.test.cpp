@@ -41,7 +41,7 @@ struct Pair {
 template <class Dtype>
 std::shared_ptr<BlockPool<Dtype>> make_pool(Index block_size) {
   return std::make_shared<BlockPool<Dtype>>(BlockPoolDims{
-      .n_layers = 1, .n_kv_heads = kv_heads, .d_head = d, .n_blocks = 1600 / block_size, .block_size = block_size});
+      .n_layers = 1, .n_kv_heads = kv_heads, .d_head = d, .n_blocks = 3200 / block_size, .block_size = block_size});
 }
 
 Index runs_of_first_head(const auto& view) {
@@ -64,7 +64,13 @@ TEST_CASE_TEMPLATE("attend: a paged cache gives what the contiguous one gives, b
   for (const Index block_size : {1, 5, 16, 64}) {
     CAPTURE(block_size);
     const auto pool = make_pool<Dtype>(block_size);
-    // Two sequences grow in turns, so that the blocks of neither lie together.
+    // Others hold every second block, so that no two lie together.
+    std::vector<PagedKVCache<Dtype>> others;
+    for (Index i = 0; i < pool->dims().n_blocks; ++i) {
+      others.emplace_back(pool);
+      REQUIRE(others.back().reserve(1));
+    }
+    for (std::size_t i = 0; i < others.size(); i += 2) others[i].clear();
     Pair<Dtype> a(pool);
     Pair<Dtype> b(pool);
     a.append(300, random);
@@ -101,14 +107,16 @@ TEST_CASE_TEMPLATE("attend: a paged cache gives what the contiguous one gives, b
 
 TEST_CASE("attend: blocks that lie one behind the other are read as one run") {
   std::mt19937 random(3);
-  const auto pool = make_pool<Eigen::half>(16);
+  const auto pool = std::make_shared<BlockPool<Eigen::half>>(
+      BlockPoolDims{.n_layers = 1, .n_kv_heads = kv_heads, .d_head = d, .n_blocks = 100});
   Pair<Eigen::half> a(pool);
   a.append(100, random);
   CHECK(a.paged.view(0).n_segments() == 7);
   CHECK(runs_of_first_head(a.paged.view(0)) == 1);
   Pair<Eigen::half> b(pool);
   b.append(20, random);
-  a.append(20, random);
+  a.append(200, random);  // up to b's blocks, and on behind them
+  CHECK(a.paged.view(0).n_segments() == 19);
   CHECK(runs_of_first_head(a.paged.view(0)) == 2);
   CHECK(runs_of_first_head(b.paged.view(0)) == 1);
   CHECK(runs_of_first_head(a.contiguous.view(0)) == 1);

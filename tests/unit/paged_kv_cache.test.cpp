@@ -29,6 +29,7 @@ template class tinyllm::BlockPool<float>;
 template class tinyllm::PagedKVCache<float>;
 template class tinyllm::PagedKVCache<Eigen::half>;
 template class tinyllm::PagedKVCache<Eigen::bfloat16>;
+template class tinyllm::PagedKVCache<std::int8_t>;
 template class tinyllm::PagedKVView<float>;
 
 namespace {
@@ -128,18 +129,18 @@ TEST_CASE("paged cache: views show their rows after later appends, whichever blo
   append(cache, ids(3));
   append(other, ids(2, 50));
   const auto before = cache.view(1);
-  append(cache, ids(9, 4));
+  append(cache, ids(15, 4));
   CHECK(shows(before, 1, ids(3)));
   CHECK(before.contiguous());
   CHECK(RowMatrix(before.keys(0, 1)).rows() == 3);
   CHECK(before.n_segments() == 1);
-  CHECK(cache.view(0).n_segments() == 3);
+  CHECK(cache.view(0).n_segments() == 5);
   CHECK(cache.view(0).block_size() == 4);
-  CHECK_FALSE(cache.view(0).contiguous());  // the other sequence has the block between
+  CHECK_FALSE(cache.view(0).contiguous());  // the other sequence has a block between
   CHECK_THROWS(static_cast<void>(cache.view(0).keys(0, 0)));
   CHECK_THROWS(static_cast<void>(cache.view(0).segment(0, 2, 0)));
   CHECK_THROWS(static_cast<void>(cache.view(0).segment(1, 0, 0)));
-  CHECK_THROWS(static_cast<void>(cache.view(0).segment(0, 0, 3)));
+  CHECK_THROWS(static_cast<void>(cache.view(0).segment(0, 0, 5)));
   CHECK_THROWS_AS(static_cast<void>(cache.view(2)), std::out_of_range);
   CHECK(other.view(0).contiguous());
   CHECK(RowMatrix(Paged(pool).view(0).values(0, 1)).rows() == 0);
@@ -403,7 +404,7 @@ TEST_CASE("paged cache: a sequence that begins with blocks must be empty and hav
 }
 
 TEST_CASE_TEMPLATE("paged cache: garbage behind the fill count changes nothing, and it equals the contiguous cache", Dtype,
-                   float, Eigen::half, Eigen::bfloat16) {
+                   float, Eigen::half, Eigen::bfloat16, std::int8_t) {
   const AttentionModel model;
   const Ids known = {5, 9, 2, 44, 13, 7, 7, 30, 21};
   const RowMatrix poison = RowMatrix::Constant(20, model.config.num_key_value_heads * model.config.head_dim,
@@ -420,6 +421,58 @@ TEST_CASE_TEMPLATE("paged cache: garbage behind the fill count changes nothing, 
       CHECK(model.forward(one, paged.positions(1), paged) == model.forward(one, contiguous.positions(1), contiguous));
     }
     CHECK(paged.stats().overflowed == contiguous.stats().overflowed);
+  }
+}
+
+namespace {
+
+// What a view shows of one head, scales included.
+template <class View>
+std::vector<float> stored_numbers(const View& view, Index head) {
+  std::vector<float> numbers;
+  for (Index i = 0; i < view.n_segments(); ++i) {
+    const auto segment = view.segment(0, head, i);
+    for (Index row = 0; row < segment.rows; ++row) {
+      for (Index c = 0; c < view.d_head(); ++c) {
+        numbers.push_back(static_cast<float>(segment.keys[row * view.d_head() + c]));
+        numbers.push_back(static_cast<float>(segment.values[row * view.d_head() + c]));
+      }
+      numbers.push_back(segment.key_scales[row]);
+      numbers.push_back(segment.value_scales[row]);
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+TEST_CASE("paged cache: int8 rows and their scales are those of the contiguous cache, also in forks and clones") {
+  const CacheDims dims{.n_layers = 1, .n_kv_heads = 2, .d_head = 5, .max_len = 40};
+  const auto pool = std::make_shared<BlockPool<std::int8_t>>(pool_dims(dims, 20, 4));
+  CHECK(pool->block_nbytes() == 2 * 2 * 4 * (5 + sizeof(float)));
+  const auto put = [](auto& cache, const RowMatrix& x) {
+    const RowMatrix y = 3.0F * x.array() + 1.0F;
+    cache.update(0, ChunkView::from_projection(x, 2), ChunkView::from_projection(y, 2));
+  };
+  const RowMatrix common = RowMatrix::Random(6, 10);
+  const RowMatrix left = 5.0F * RowMatrix::Random(7, 10);
+  const RowMatrix right = 0.1F * RowMatrix::Random(3, 10);
+  KVCache<std::int8_t> expected_left(dims);
+  KVCache<std::int8_t> expected_right(dims);
+  PagedKVCache<std::int8_t> a(pool);
+  put(a, common);
+  put(expected_left, common);
+  put(expected_right, common);
+  PagedKVCache<std::int8_t> b = a.fork();
+  put(a, left);
+  put(b, right);
+  put(expected_left, left);
+  put(expected_right, right);
+  const PagedKVCache<std::int8_t> copy = b.clone();
+  for (Index h = 0; h < 2; ++h) {
+    CHECK(stored_numbers(a.view(0), h) == stored_numbers(expected_left.view(0), h));
+    CHECK(stored_numbers(b.view(0), h) == stored_numbers(expected_right.view(0), h));
+    CHECK(stored_numbers(copy.view(0), h) == stored_numbers(expected_right.view(0), h));
   }
 }
 

@@ -433,6 +433,16 @@ TEST_CASE("scheduler: the same prompt again computes one token of it; another sa
   CHECK(second.stats.cached_tokens == 15);
   check_same(second, first);
   CHECK(run(1).stats.cached_tokens == 0);
+  // A block that the last pass of a request fills is known to the next one.
+  const Ids odd = random_ids(random, 11);
+  auto filling = scheduler.submit(odd, {.max_tokens = 2}, nullptr, EosIds::none());
+  scheduler.run();
+  Ids longer = odd;
+  const Generation filled = filling.get();
+  longer.insert(longer.end(), filled.ids.begin(), filled.ids.end());
+  auto next = scheduler.submit(longer, {.max_tokens = 1});
+  scheduler.run();
+  CHECK(next.get().stats.cached_tokens == 12);
   // Another turn of the conversation: the answer's full blocks are known too.
   Ids turn = prompt;
   turn.insert(turn.end(), first.ids.begin(), first.ids.end());
@@ -504,10 +514,27 @@ TEST_CASE("scheduler: blocks that somebody else holds for good are an error of t
   REQUIRE(other.reserve(8));
   auto grows = scheduler.submit(Ids(7, 1), {.max_tokens = 6}, nullptr, EosIds::none());
   scheduler.run();
-  CHECK_THROWS_AS(grows.get(), OutOfBlocks);
+  try {
+    grows.get();
+    FAIL("somebody else held the blocks");
+  } catch (const OutOfBlocks& error) {
+    CHECK(error.requested() == 1);
+    CHECK(error.seq_len() == 8);
+    CHECK(error.blocks().needed == 1);
+    CHECK(error.blocks().available == 0);
+  }
   auto large = scheduler.submit(Ids(9, 1), {.max_tokens = 2}, nullptr, EosIds::none());
   scheduler.run();
-  CHECK_THROWS_AS(large.get(), OutOfBlocks);
+  try {
+    large.get();
+    FAIL("somebody else held the blocks");
+  } catch (const OutOfBlocks& error) {
+    CHECK(error.requested() == 9);
+    CHECK(error.seq_len() == 0);
+    CHECK(error.blocks().needed == 3);
+    CHECK(error.blocks().available == 2);
+    CHECK(error.blocks().size == 4);
+  }
   other.clear();
   auto fits = scheduler.submit(Ids(9, 1), {.max_tokens = 2}, nullptr, EosIds::none());
   scheduler.run();
@@ -574,6 +601,7 @@ TEST_CASE("scheduler: requests that are left behind have a broken promise, and t
 }
 
 TEST_CASE("batch: sequences of one batch grow and rewind separately") {
+  CHECK(BatchEntry<PagedKVCache<float>>{}.n_logits == 1);  // as a decode step wants
   const AttentionModel model;
   const auto pool = make_pool(model, 64);
   std::mt19937 random(3);

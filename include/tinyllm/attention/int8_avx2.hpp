@@ -45,7 +45,7 @@ TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
 }
 
 /// sums[g][i] = query g · row i, for G queries; up to 3 sums behind the last are overwritten.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
                          const F& fetched) {
   for (Index r = 0; r < rows; r += 4) {
@@ -53,18 +53,21 @@ TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const flo
     TINYLLM_UNROLL
     for (unsigned i = 0; i < 4; ++i) {
       const std::int8_t* row = keys + (r + i < rows ? r + i : rows - 1) * d;
-      fetch(fetched, r + i);
+      fetch<fetches>(fetched, r + i);
       __m256i sum[G];
       TINYLLM_UNROLL
       for (unsigned g = 0; g < G; ++g) sum[g] = _mm256_setzero_si256();
-      for (Index c = 0; c < d; c += 16) {
-        const __m256i x = _mm256_cvtepi8_epi16(load_bytes(row + c, d - c));
+      const auto add = [&](__m128i bytes, Index c) {
+        const __m256i x = _mm256_cvtepi8_epi16(bytes);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) {
           const __m256i* query = reinterpret_cast<const __m256i*>(q + g * q_stride) + c / 16;
           sum[g] = _mm256_add_epi32(sum[g], _mm256_madd_epi16(x, _mm256_loadu_si256(query)));
         }
-      }
+      };
+      const Index whole = d / 16 * 16;
+      for (Index c = 0; c < whole; c += 16) add(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c)), c);
+      if (whole < d) add(load_bytes(row + whole, d - whole), whole);
       TINYLLM_UNROLL
       for (unsigned g = 0; g < G; ++g) part[g][i] = sum[g];
     }
@@ -83,14 +86,21 @@ struct Weights {
   std::int16_t words[attention_detail::score_stride];
 };
 
-TINYLLM_INLINE void put_weights(const float* numbers, Weights& weights) {
-  for (Index i = 0; i < attention_detail::score_stride; i += 16) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights.words + i), to_words(numbers + i));
+/// Weights [i, i + width), numbers in [0, 32767].
+TINYLLM_INLINE void put_weights(Lanes numbers, Index i, Weights& weights) {
+  const __m256i whole = _mm256_cvtps_epi32(numbers.v);
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.words + i), words);
+}
+/// Weights from i on become zeros.
+TINYLLM_INLINE void clear_weights(Index i, Weights& weights) {
+  for (; i < attention_detail::score_stride; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.words + i), _mm_setzero_si128());
   }
 }
 
 /// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
                                float* sums, Index stride, bool fresh, F fetched) {
   for (Index c = 0; c < d; c += 16) {
@@ -102,8 +112,8 @@ TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, c
     for (Index r = 0; r < rows; r += 2) {
       const std::int8_t* row = values + r * d + c;
       const bool pair = r + 1 < rows;
-      fetch(what, r);
-      fetch(what, r + 1);
+      fetch<fetches>(what, r);
+      fetch<fetches>(what, r + 1);
       const __m256i a = _mm256_cvtepi8_epi16(load_bytes(row, d - c));
       const __m256i b = _mm256_cvtepi8_epi16(load_bytes(pair ? row + d : row, d - c));
       const __m256i first = _mm256_unpacklo_epi16(a, b);   // columns 0-3 and 8-11 of both rows

@@ -31,12 +31,12 @@ TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
 }
 
 /// sums[g][i] = query g · row i, for G queries.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
                          const F& fetched) {
   for (Index r = 0; r < (rows + width - 1) / width * width; ++r) {
     const std::int8_t* row = keys + (r < rows ? r : rows - 1) * d;
-    fetch(fetched, r);
+    fetch<fetches>(fetched, r);
     for (unsigned g = 0; g < G; ++g) {
       const StoredWord* query = reinterpret_cast<const StoredWord*>(q + g * q_stride);
       std::int32_t sum = 0;
@@ -51,15 +51,18 @@ struct Weights {
   std::int16_t words[attention_detail::score_stride];
 };
 
-TINYLLM_INLINE void put_weights(const float* numbers, Weights& weights) {
-  for (Index i = 0; i < attention_detail::score_stride; ++i) {
-    const float shifted = numbers[i] + 8388608.0F;  // rounds to the nearest integer, ties to even
-    weights.words[i] = static_cast<std::int16_t>(shifted - 8388608.0F);
-  }
+/// Weights [i, i + width), numbers in [0, 32767].
+TINYLLM_INLINE void put_weights(Lanes numbers, Index i, Weights& weights) {
+  const IntVector whole = as_int(add(numbers, broadcast(8388608.0F)).v) & 0x7fff;  // adding it rounds to an integer
+  for (Index k = 0; k < width; ++k) weights.words[i + k] = static_cast<std::int16_t>(whole[k]);
+}
+/// Weights from i on become zeros.
+TINYLLM_INLINE void clear_weights(Index i, Weights& weights) {
+  for (; i < attention_detail::score_stride; ++i) weights.words[i] = 0;
 }
 
 /// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
                                float* sums, Index stride, bool fresh, F fetched) {
   const auto what = fetched(0, d);
@@ -71,7 +74,7 @@ TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, c
     for (Index r = 0; r < rows; ++r) {
       const std::int8_t* row = values + r * d;
       const std::int32_t weight = weights[g].words[offset + r];
-      if (g == 0) fetch(what, r);
+      if (g == 0) fetch<fetches>(what, r);
       for (Index c = 0; c < d; ++c) to[c] += weight * row[c];
     }
   }

@@ -21,6 +21,9 @@ inline namespace TINYLLM_BUILD {
 namespace avx512_vnni {
 using namespace avx512;
 
+/// Keeps a sum in its register: without it g++ 12 moves sums about after every step.
+TINYLLM_INLINE void pin(__m512i& sum) { __asm__("" : "+v"(sum)); }
+
 /// A mask of the first n of 64 bytes, n any number.
 TINYLLM_INLINE __mmask64 first_bytes(Index n) { return n >= 64 ? ~__mmask64{0} : (__mmask64{1} << n) - 1U; }
 
@@ -71,47 +74,59 @@ TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes query_sum) {
 }
 
 /// sums[g][i] = query g · (row i + 128), for G queries; up to 15 sums behind the last are overwritten.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
                          const F& fetched) {
   const __m512i flip = _mm512_set1_epi8(-128);
   for (Index r = 0; r < rows; r += 16) {
     __m512i quads[G][4];
     TINYLLM_UNROLL
-    for (unsigned quad = 0; quad < 4; ++quad) {
-      const std::int8_t* row[4];
+    for (unsigned quad = 0; quad < 4; quad += 2) {
+      // Two times four rows share each load of a query.
+      const std::int8_t* row[8];
       TINYLLM_UNROLL
-      for (unsigned i = 0; i < 4; ++i) {
+      for (unsigned i = 0; i < 8; ++i) {
         const Index at = r + quad * 4 + i;
         row[i] = keys + (at < rows ? at : rows - 1) * d;
-        fetch(fetched, at);
+        fetch<fetches>(fetched, at);
       }
-      __m512i high[G];
-      __m512i low[G];
+      __m512i high[G][2];
+      __m512i low[G][2];
       TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) high[g] = low[g] = _mm512_setzero_si512();
+      for (unsigned g = 0; g < G; ++g) high[g][0] = high[g][1] = low[g][0] = low[g][1] = _mm512_setzero_si512();
       for (Index c = 0; c < d; c += 64) {
-        __m512i x[4];
+        __m512i x[8];
         TINYLLM_UNROLL
-        for (unsigned i = 0; i < 4; ++i) {
+        for (unsigned i = 0; i < 8; ++i) {
           const __m512i bytes =
               d - c >= 64 ? _mm512_loadu_si512(row[i] + c) : _mm512_maskz_loadu_epi8(first_bytes(d - c), row[i] + c);
           x[i] = _mm512_xor_si512(bytes, flip);
         }
-        __m512i t[4];
+        __m512i t[8];
         transpose(x[0], x[1], x[2], x[3], t);
+        transpose(x[4], x[5], x[6], x[7], t + 4);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) {
           const __m512i* query = reinterpret_cast<const __m512i*>(q + g * q_stride) + c / 64 * 8;
           TINYLLM_UNROLL
           for (unsigned j = 0; j < 4; ++j) {
-            high[g] = _mm512_dpbusd_epi32(high[g], t[j], _mm512_loadu_si512(query + j));
-            low[g] = _mm512_dpbusd_epi32(low[g], t[j], _mm512_loadu_si512(query + 4 + j));
+            const __m512i upper = _mm512_loadu_si512(query + j);
+            const __m512i lower = _mm512_loadu_si512(query + 4 + j);
+            TINYLLM_UNROLL
+            for (unsigned k = 0; k < 2; ++k) {
+              high[g][k] = _mm512_dpbusd_epi32(high[g][k], t[4 * k + j], upper);
+              low[g][k] = _mm512_dpbusd_epi32(low[g][k], t[4 * k + j], lower);
+              pin(high[g][k]);
+              pin(low[g][k]);
+            }
           }
         }
       }
       TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) quads[g][quad] = _mm512_add_epi32(_mm512_slli_epi32(high[g], 7), low[g]);
+      for (unsigned g = 0; g < G; ++g) {
+        TINYLLM_UNROLL
+        for (unsigned k = 0; k < 2; ++k) quads[g][quad + k] = _mm512_add_epi32(_mm512_slli_epi32(high[g][k], 7), low[g][k]);
+      }
     }
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
@@ -130,11 +145,17 @@ struct Weights {
   std::uint8_t low[attention_detail::score_stride];
 };
 
-TINYLLM_INLINE void put_weights(const float* numbers, Weights& weights) {
-  for (Index i = 0; i < attention_detail::score_stride; i += 16) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_loadu_ps(numbers + i));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.low + i), _mm512_cvtepi32_epi8(whole));
+/// Weights [i, i + width), numbers in [0, 32767].
+TINYLLM_INLINE void put_weights(Lanes numbers, Index i, Weights& weights) {
+  const __m512i whole = _mm512_cvtps_epi32(numbers.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.low + i), _mm512_cvtepi32_epi8(whole));
+}
+/// Weights from i on become zeros.
+TINYLLM_INLINE void clear_weights(Index i, Weights& weights) {
+  for (; i < attention_detail::score_stride; i += 16) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.high + i), _mm_setzero_si128());
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.low + i), _mm_setzero_si128());
   }
 }
 
@@ -148,7 +169,7 @@ TINYLLM_INLINE void interleave(const __m512i* rows, __m512i& first, __m512i& sec
 }
 
 /// sums[g][c] (+)= Σ weight · value for half of the columns [c, c + 64), as integers in the order of `interleave`.
-template <unsigned G, bool upper, class F>
+template <unsigned G, bool upper, bool fetches, class F>
 TINYLLM_INLINE void half_sums(const std::int8_t* values, Index rows, Index d, Index columns, const Weights* weights,
                               Index offset, __m512i (*sums)[4], const F& fetched) {
   __m512i high[G][2];
@@ -164,7 +185,7 @@ TINYLLM_INLINE void half_sums(const std::int8_t* values, Index rows, Index d, In
     for (unsigned i = 0; i < 4; ++i) {
       const std::int8_t* row = values + (r + i < rows ? r + i : rows - 1) * d;
       x[i] = columns >= 64 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi8(first_bytes(columns), row);
-      if (!upper) fetch(fetched, r + i);
+      fetch<fetches && !upper>(fetched, r + i);
     }
     __m512i first;
     __m512i second;
@@ -183,6 +204,11 @@ TINYLLM_INLINE void half_sums(const std::int8_t* values, Index rows, Index d, In
       high[g][1] = _mm512_dpbusd_epi32(high[g][1], hs, second);
       low[g][0] = _mm512_dpbusd_epi32(low[g][0], ls, first);
       low[g][1] = _mm512_dpbusd_epi32(low[g][1], ls, second);
+      TINYLLM_UNROLL
+      for (unsigned k = 0; k < 2; ++k) {
+        pin(high[g][k]);
+        pin(low[g][k]);
+      }
     }
   }
   TINYLLM_UNROLL
@@ -195,15 +221,15 @@ TINYLLM_INLINE void half_sums(const std::int8_t* values, Index rows, Index d, In
 }
 
 /// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
-template <unsigned G, class F>
+template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
                                float* sums, Index stride, bool fresh, F fetched) {
   for (Index c = 0; c < d; c += 64) {
     const Index columns = d - c < 64 ? d - c : 64;
     __m512i part[G][4];
     const auto what = fetched(c, columns);
-    half_sums<G, false>(values + c, rows, d, columns, weights, offset, part, what);
-    half_sums<G, true>(values + c, rows, d, columns, weights, offset, part, what);
+    half_sums<G, false, fetches>(values + c, rows, d, columns, weights, offset, part, what);
+    half_sums<G, true, fetches>(values + c, rows, d, columns, weights, offset, part, what);
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const __m512i* a = part[g];

@@ -37,10 +37,11 @@ inline constexpr Index fetch_ahead = 2048;
 /// Floats that a row of d takes in scratch: whole vectors at every level.
 constexpr Index padded(Index d) { return (d + 31) / 32 * 32; }
 
-/// Rows of a tile of about 4 KB, a power of two: K and V of it stay in the first level of cache together with everything else.
-constexpr Index tile_rows(Index row_bytes) {
+/// Rows of a tile, a power of two: about 4 KB of keys and as much of values, so that they stay in the first level of cache
+/// together with everything else; twice that for wide rows, of which 4 KB would be too few to pay for a tile.
+constexpr Index tile_rows(Index d, Index row_bytes) {
   Index rows = longest_tile;
-  while (rows > 8 && rows * row_bytes > 4096) rows /= 2;
+  while (rows > 8 && rows * row_bytes > (d > 64 ? 8192 : 4096)) rows /= 2;
   return rows;
 }
 

@@ -26,6 +26,7 @@ using namespace avx512;
 
 struct Bf16Products {
   static constexpr Index row_bytes(Index d) { return 2 * d; }
+  static Index tile_rows(Index d) { return attention_detail::tile_rows(d, row_bytes(d)); }
   static Index query_floats(Index d) { return attention_detail::packed_query(d); }
 
   /// Layout: [d / 32][high, low][4][64 bytes], each dword of a lane four times, as avx512_vnni::transpose orders the keys
@@ -60,45 +61,70 @@ struct Bf16Products {
   template <unsigned G>
   TINYLLM_INLINE static void scores(const AttentionJob& job, const StoredRun& run, Index row, Index n, const float* q,
                                     float* scores) {
-    const Index d = job.d;
+    const std::uint16_t* keys = static_cast<const std::uint16_t*>(run.keys) + row * job.d;
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.d));
+    if (fetched.bytes == 0) {
+      dots<G, false>(keys, n, job.d, q, scores, fetched);
+    } else {
+      dots<G, true>(keys, n, job.d, q, scores, fetched);
+    }
+  }
+
+  template <unsigned G>
+  using Tile = FloatProducts<Eigen::bfloat16>::Tile<G>;
+
+ private:
+  template <unsigned G, bool fetches>
+  TINYLLM_INLINE static void dots(const std::uint16_t* keys, Index n, Index d, const float* q, float* scores,
+                                  const Fetch& fetched) {
     const Index stride = query_floats(d);
-    const std::uint16_t* keys = static_cast<const std::uint16_t*>(run.keys) + row * d;
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(d));
     for (Index r = 0; r < n; r += 16) {
       __m512 quads[G][4];
       TINYLLM_UNROLL
-      for (unsigned quad = 0; quad < 4; ++quad) {
-        const std::uint16_t* at[4];
+      for (unsigned quad = 0; quad < 4; quad += 2) {
+        // Two times four rows share each load of a query.
+        const std::uint16_t* at[8];
         TINYLLM_UNROLL
-        for (unsigned i = 0; i < 4; ++i) {
+        for (unsigned i = 0; i < 8; ++i) {
           at[i] = keys + smaller(r + quad * 4 + i, n - 1) * d;
-          fetch(fetched, r + quad * 4 + i);
+          fetch<fetches>(fetched, r + quad * 4 + i);
         }
-        __m512 high[G];
-        __m512 low[G];
+        __m512 high[G][2];
+        __m512 low[G][2];
         TINYLLM_UNROLL
-        for (unsigned g = 0; g < G; ++g) high[g] = low[g] = _mm512_setzero_ps();
+        for (unsigned g = 0; g < G; ++g) high[g][0] = high[g][1] = low[g][0] = low[g][1] = _mm512_setzero_ps();
         for (Index c = 0; c < d; c += 32) {
-          __m512i x[4];
+          __m512i x[8];
           TINYLLM_UNROLL
-          for (unsigned i = 0; i < 4; ++i) {
+          for (unsigned i = 0; i < 8; ++i) {
             x[i] = d - c >= 32 ? _mm512_loadu_si512(at[i] + c)
                                : _mm512_maskz_loadu_epi16((__mmask32{1} << (d - c)) - 1U, at[i] + c);
           }
-          __m512i t[4];
+          __m512i t[8];
           avx512_vnni::transpose(x[0], x[1], x[2], x[3], t);
+          avx512_vnni::transpose(x[4], x[5], x[6], x[7], t + 4);
           TINYLLM_UNROLL
           for (unsigned g = 0; g < G; ++g) {
             const __m512i* query = reinterpret_cast<const __m512i*>(q + g * stride) + c / 32 * 8;
             TINYLLM_UNROLL
             for (unsigned j = 0; j < 4; ++j) {
-              high[g] = _mm512_dpbf16_ps(high[g], as_pairs(t[j]), as_pairs(_mm512_loadu_si512(query + j)));
-              low[g] = _mm512_dpbf16_ps(low[g], as_pairs(t[j]), as_pairs(_mm512_loadu_si512(query + 4 + j)));
+              const __m512bh upper = as_pairs(_mm512_loadu_si512(query + j));
+              const __m512bh lower = as_pairs(_mm512_loadu_si512(query + 4 + j));
+              TINYLLM_UNROLL
+              for (unsigned k = 0; k < 2; ++k) {
+                high[g][k] = _mm512_dpbf16_ps(high[g][k], as_pairs(t[4 * k + j]), upper);
+                low[g][k] = _mm512_dpbf16_ps(low[g][k], as_pairs(t[4 * k + j]), lower);
+                pin(high[g][k]);
+                pin(low[g][k]);
+              }
             }
           }
         }
         TINYLLM_UNROLL
-        for (unsigned g = 0; g < G; ++g) quads[g][quad] = _mm512_add_ps(high[g], low[g]);
+        for (unsigned g = 0; g < G; ++g) {
+          TINYLLM_UNROLL
+          for (unsigned k = 0; k < 2; ++k) quads[g][quad + k] = _mm512_add_ps(high[g][k], low[g][k]);
+        }
       }
       TINYLLM_UNROLL
       for (unsigned g = 0; g < G; ++g) {
@@ -111,14 +137,7 @@ struct Bf16Products {
     }
   }
 
-  /// As FloatProducts.
-  template <unsigned G>
-  TINYLLM_INLINE static void add_values(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first,
-                                        const Index* end, const float* weights, float* sums, float* more) {
-    FloatProducts<Eigen::bfloat16>::add_values<G>(job, run, tile, first, end, weights, sums, more);
-  }
-
- private:
+  TINYLLM_INLINE static void pin(__m512& sum) { __asm__("" : "+v"(sum)); }  // as avx512_vnni::pin
   TINYLLM_INLINE static __m512bh as_pairs(__m512i bits) { return reinterpret_cast<__m512bh>(bits); }
 };
 

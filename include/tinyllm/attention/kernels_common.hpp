@@ -55,35 +55,29 @@ struct Fetch {
   const char* first;
   Index row;    // bytes from row to row
   Index bytes;  // 0: nothing
-  bool near;    // into the first level of cache rather than the second
 };
 
-/// Asks for one row of them.
+/// Asks for one row of them, if anything is fetched at all: loops are compiled for both, so that they are free of it if not.
+template <bool fetches>
 TINYLLM_INLINE void fetch(const Fetch& what, Index row) {
-  const char* at = what.first + row * what.row;
-  for (Index byte = 0; byte < what.bytes; byte += 64) {
-    if (what.near) {
-      __builtin_prefetch(at + byte, 0, 3);
-    } else {
-      __builtin_prefetch(at + byte, 0, 2);
-    }
+  if constexpr (fetches) {
+    const char* at = what.first + row * what.row;
+    for (Index byte = 0; byte < what.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
   }
 }
 
 /// What to ask for while the keys of a run's rows [row, ...) are at work; `bytes` are those of a row.
 TINYLLM_INLINE Fetch fetch_with_keys(Fetching fetching, const StoredRun& run, Index row, Index bytes) {
   const auto at = [&](const void* rows) { return static_cast<const char*>(rows) + row * bytes; };
-  if (fetching == Fetching::ahead) return {at(run.keys) + attention_detail::fetch_ahead, bytes, bytes, true};
-  return {at(run.values), bytes, fetching == Fetching::other ? bytes : 0, false};
+  if (fetching == Fetching::ahead) return {at(run.keys) + attention_detail::fetch_ahead, bytes, bytes};
+  return {at(run.values), bytes, fetching == Fetching::other ? bytes : 0};
 }
 /// What to ask for while the values of n rows are at work, columns whose bytes are [from, from + some).
 TINYLLM_INLINE Fetch fetch_with_values(Fetching fetching, const StoredRun& run, Index row, Index n, Index bytes, Index from,
                                        Index some) {
   const auto at = [&](const void* rows) { return static_cast<const char*>(rows) + row * bytes; };
-  if (fetching == Fetching::ahead) {
-    return {at(run.values) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0, true};
-  }
-  return {at(run.keys) + n * (bytes + from), some, fetching == Fetching::other ? some : 0, false};
+  if (fetching == Fetching::ahead) return {at(run.values) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0};
+  return {at(run.keys) + n * (bytes + from), some, fetching == Fetching::other ? some : 0};
 }
 
 /// Where a factor of G rows lies: element (g, k) at data[g · row + k · step].
@@ -96,9 +90,9 @@ struct Factors {
 enum class Into { fresh, sum };  // whether a product replaces what it is stored to
 
 /// out[g][c] (+)= Σ_k factor(g, k) · rows[k][c] for a block of N pairs of vectors from column c on.
-template <class Dtype, unsigned G, unsigned N, Into into>
-TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, const Factors& factors, float* out,
-                                  Index out_stride, Index part, const Fetch& fetched) {
+template <class Dtype, unsigned G, unsigned N, Into into, bool fetches>
+TINYLLM_INLINE void outer_block(const Dtype* rows, Index row_stride, Index n, const Factors& factors, float* out,
+                                Index out_stride, Index part, const Fetch& fetched) {
   Lanes sum[G][2 * N];
   TINYLLM_UNROLL
   for (unsigned g = 0; g < G; ++g) {
@@ -114,7 +108,7 @@ TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, 
       TINYLLM_UNROLL
       for (unsigned i = 0; i < N; ++i) load_pair(row + i * pair_width, x[2 * i], x[2 * i + 1]);
     }
-    fetch(fetched, k);
+    fetch<fetches>(fetched, k);
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const Lanes factor = broadcast(factors.data[g * factors.row + k * factors.step]);
@@ -126,6 +120,17 @@ TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, 
   for (unsigned g = 0; g < G; ++g) {
     TINYLLM_UNROLL
     for (unsigned i = 0; i < 2 * N; ++i) store(out + g * out_stride + i * width, sum[g][i]);
+  }
+}
+
+/// The same, with or without fetching.
+template <class Dtype, unsigned G, unsigned N, Into into>
+TINYLLM_INLINE void outer_columns(const Dtype* rows, Index row_stride, Index n, const Factors& factors, float* out,
+                                  Index out_stride, Index part, const Fetch& fetched) {
+  if (fetched.bytes == 0) {
+    outer_block<Dtype, G, N, into, false>(rows, row_stride, n, factors, out, out_stride, part, fetched);
+  } else {
+    outer_block<Dtype, G, N, into, true>(rows, row_stride, n, factors, out, out_stride, part, fetched);
   }
 }
 
@@ -164,7 +169,7 @@ template <unsigned G, Into into = Into::sum>
 inline void outer_floats(const float* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
                          Index out_stride) {
   outer_rows<float, G, into>(rows, row_stride, n, d, factors, out, out_stride, [](Index, Index) {
-    return Fetch{nullptr, 0, 0, false};
+    return Fetch{nullptr, 0, 0};
   });
 }
 

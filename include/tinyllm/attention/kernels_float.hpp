@@ -51,7 +51,7 @@ TINYLLM_INLINE void add_products(const Dtype* const* rows, Index d, const float*
 
 /// scores[g][row] = q[g] · key row, for G queries; rows go in sequence and four of them end in one reduction.
 /// Up to three scores behind the last are overwritten.
-template <class Dtype, unsigned G, unsigned Width>
+template <class Dtype, unsigned G, unsigned Width, bool fetches>
 inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
                      const Fetch& fetched) {
   for (Index r = 0; r < rows; r += 4) {
@@ -63,7 +63,7 @@ inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Ind
       TINYLLM_UNROLL
       for (unsigned j = 0; j < rows_at_once; ++j) {
         row[j] = keys + smaller(r + i + j, rows - 1) * (Width != 0 ? Index{Width} : d);
-        fetch(fetched, r + i + j);
+        fetch<fetches>(fetched, r + i + j);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) sum[j][g] = zero();
       }
@@ -85,6 +85,7 @@ inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Ind
 template <class Dtype>
 struct FloatProducts {
   static constexpr Index row_bytes(Index d) { return d * Index{sizeof(Dtype)}; }
+  static Index tile_rows(Index d) { return attention_detail::tile_rows(d, row_bytes(d)); }
   static Index query_floats(Index d) { return attention_detail::padded(d); }
 
   /// A query, scaled, its columns in the order in which load_pair gives a key's.
@@ -105,36 +106,65 @@ struct FloatProducts {
     const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(d));
     // The usual widths are known when compiling, so that their loops unroll.
     constexpr unsigned usual = width >= 8 ? 64 : 0;
+    const auto dot = [&]<unsigned Width>() {
+      if (fetched.bytes == 0) {
+        dot_rows<Dtype, G, Width, false>(keys, n, d, q, query_floats(d), scores, fetched);
+      } else {
+        dot_rows<Dtype, G, Width, true>(keys, n, d, q, query_floats(d), scores, fetched);
+      }
+    };
     if (usual != 0 && d == usual) {
-      dot_rows<Dtype, G, usual>(keys, n, d, q, query_floats(d), scores, fetched);
+      dot.template operator()<usual>();
     } else if (usual != 0 && d == 2 * usual) {
-      dot_rows<Dtype, G, 2 * usual>(keys, n, d, q, query_floats(d), scores, fetched);
+      dot.template operator()<2 * usual>();
     } else {
-      dot_rows<Dtype, G, 0>(keys, n, d, q, query_floats(d), scores, fetched);
+      dot.template operator()<0>();
     }
   }
 
-  /// sums[g] += Σ weights[g][i] · value, over the keys [first[g], end[g]) of the tile that begins at position `tile`.
+  /// The weights of G pairs for the keys [first[g], end[g]) of the tile that begins at position `tile`.
   template <unsigned G>
-  TINYLLM_INLINE static void add_values(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first,
-                                        const Index* end, const float* weights, float* sums, float*) {
-    const Index d = job.d;
-    const Index stride = attention_detail::padded(d);
-    for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
-      if (seen >= seen_end) return;
-      const StoredRun* at_first = run;
-      while (at_first->first + at_first->rows <= tile + seen) ++at_first;
-      for_each_run(at_first, tile + seen, tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
-        const Index row = position - at.first;
-        outer_rows<Dtype, Count, Into::sum>(
-            static_cast<const Dtype*>(at.values) + row * d, d, n, d,
-            {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
-            sums + g * stride, stride, [&](Index from, Index count) {
-              return fetch_with_values(job.fetching, at, row, n, row_bytes(d), row_bytes(from), row_bytes(count));
-            });
+  struct Tile {
+    struct Sink {
+      float* weights;
+      TINYLLM_INLINE void begin(Lanes, Lanes) {}
+      TINYLLM_INLINE void put(Index i, Lanes weight) { store(weights + i, weight); }
+    };
+
+    const AttentionJob& job;
+    const StoredRun* run;
+    Index tile;
+    const Index* first;
+    const Index* end;
+    float* weights;
+
+    TINYLLM_INLINE Tile(const AttentionJob& the_job, const StoredRun* first_run, Index first_key, const Index* firsts,
+                        const Index* ends, float* scores)
+        : job(the_job), run(first_run), tile(first_key), first(firsts), end(ends), weights(scores) {}
+
+    /// Where the weights of pair g go: the scores' own place.
+    TINYLLM_INLINE Sink sink(unsigned g) { return {weights + g * attention_detail::score_stride}; }
+
+    /// sums[g] += Σ weight · value
+    TINYLLM_INLINE void add_values(float* sums, float*) const {
+      const Index d = job.d;
+      const Index stride = attention_detail::padded(d);
+      for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
+        if (seen >= seen_end) return;
+        const StoredRun* at_first = run;
+        while (at_first->first + at_first->rows <= tile + seen) ++at_first;
+        for_each_run(at_first, tile + seen, tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
+          const Index row = position - at.first;
+          outer_rows<Dtype, Count, Into::sum>(
+              static_cast<const Dtype*>(at.values) + row * d, d, n, d,
+              {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
+              sums + g * stride, stride, [&](Index from, Index count) {
+                return fetch_with_values(job.fetching, at, row, n, row_bytes(d), row_bytes(from), row_bytes(count));
+              });
+        });
       });
-    });
-  }
+    }
+  };
 };
 
 }  // namespace TINYLLM_LEVEL

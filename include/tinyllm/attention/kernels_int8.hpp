@@ -13,7 +13,8 @@ inline namespace TINYLLM_BUILD {
 namespace TINYLLM_LEVEL {
 
 struct Int8Products {
-  static constexpr Index row_bytes(Index d) { return d; }
+  /// Long tiles: each costs rounding the weights.
+  static Index tile_rows(Index) { return attention_detail::longest_tile; }
   static Index query_floats(Index d) { return attention_detail::packed_query(d); }
 
   /// Two floats, the scale and a constant of the level's, then from the sixteenth float on the integers.
@@ -62,7 +63,12 @@ struct Int8Products {
     const Index stride = query_floats(d);
     const std::int8_t* keys = static_cast<const std::int8_t*>(run.keys) + row * d;
     alignas(64) std::int32_t sums[G * attention_detail::score_stride];
-    dots<G>(keys, n, d, q + 16, stride, sums, fetch_with_keys(job.fetching, run, row, d));
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, d);
+    if (fetched.bytes == 0) {
+      dots<G, false>(keys, n, d, q + 16, stride, sums, fetched);
+    } else {
+      dots<G, true>(keys, n, d, q + 16, stride, sums, fetched);
+    }
     alignas(64) float scales[attention_detail::score_stride];
     __builtin_memcpy(scales, run.key_scales + row, static_cast<std::size_t>(n) * sizeof(float));
     for (Index i = n; i < n + width; ++i) scales[i] = 0.0F;
@@ -77,69 +83,112 @@ struct Int8Products {
     }
   }
 
-  /// sums[g] += Σ weights[g][i] · value, over the keys [first[g], end[g]) of the tile that begins at position `tile`.
+  /// The weights of G pairs for the keys [first[g], end[g]) of the tile that begins at position `tile`, times the values'
+  /// scales, as integers times a unit.
   template <unsigned G>
-  TINYLLM_INLINE static void add_values(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first,
-                                        const Index* end, const float* weights, float* sums, float* more) {
-    constexpr Index stride = attention_detail::score_stride;
-    const Index d = job.d;
-    const Index from = first[0];
-    const Index to = end[G - 1];
-    alignas(64) float scales[stride] = {};
-    for_each_run(run, tile + from, tile + to, [&](const StoredRun& at, Index position, Index n) {
-      __builtin_memcpy(scales + (position - tile), at.value_scales + (position - at.first),
-                       static_cast<std::size_t>(n) * sizeof(float));
-    });
-    alignas(64) Weights integers[G];
-    float units[G];
-    for (unsigned g = 0; g < G; ++g) units[g] = round_weights(weights + g * stride, scales, first[g], end[g], integers[g]);
-    const Index acc_stride = (d + 63) / 64 * 64;
-    bool fresh = true;
-    for_each_run(run, tile + from, tile + to, [&](const StoredRun& at, Index position, Index n) {
-      const Index row = position - at.first;
-      const std::int8_t* values = static_cast<const std::int8_t*>(at.values) + row * d;
-      value_sums<G>(values, n, d, integers, position - tile, more, acc_stride, fresh,
-                    [&](Index column, Index count) { return fetch_with_values(job.fetching, at, row, n, d, column, count); });
-      fresh = false;
-    });
-    const Index out_stride = attention_detail::padded(d);
-    for (unsigned g = 0; g < G; ++g) {
-      const Lanes unit = broadcast(units[g]);
-      const float* from_sums = more + g * acc_stride;
-      float* out = sums + g * out_stride;
-      for (Index c = 0; c < d; c += width) store(out + c, fma(to_float(from_sums + c), unit, load(out + c)));
+  class Tile {
+   public:
+    struct Sink {
+      const float* scales;
+      float largest_scale;
+      Weights& weights;
+      float& unit;
+      Lanes factor = {};
+
+      TINYLLM_INLINE void begin(Lanes highest, Lanes base) {
+        float most[width];
+        store(most, exp2(subtract(broadcast(horizontal_maximum(highest)), base)));
+        const float largest = most[0] * largest_scale;
+        unit = largest / 32767.0F;  // not a number if a scale is none
+        if (largest <= smallest) unit = 0.0F;
+        factor = broadcast(largest > smallest ? 32767.0F / largest : 0.0F);
+      }
+      TINYLLM_INLINE void put(Index i, Lanes weight) {
+        put_weights(multiply(multiply(weight, load(scales + i)), factor), i, weights);
+      }
+    };
+
+    TINYLLM_INLINE Tile(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first, const Index* end,
+                        const float*)
+        : job_(job), run_(run), tile_(tile), from_(first[0]), to_(end[G - 1]) {
+      for (Index i = from_ / width * width; i < to_ + width; i += width) store(scales_ + i, zero());
+      for (Index i = 0; i < from_; i += width) store(scales_ + i, zero());
+      for_each_run(run, tile + from_, tile + to_, [&](const StoredRun& at, Index position, Index n) {
+        __builtin_memcpy(scales_ + (position - tile), at.value_scales + (position - at.first),
+                         static_cast<std::size_t>(n) * sizeof(float));
+      });
+      for (unsigned g = 0; g < G; ++g) {
+        units_[g] = 0.0F;
+        // Weights beyond the whole vectors of [0, end) are those of keys that the pair does not see.
+        clear_weights(first[g] < end[g] ? (end[g] + width - 1) / width * width : 0, weights_[g]);
+        const bool as_before = g > 0 && first[g] == first[g - 1] && end[g] == end[g - 1];
+        largest_[g] = as_before ? largest_[g - 1] : largest_scale(first[g], end[g]);
+      }
+      // What is no number has made its mark; a weight of 0 for those that do not see it needs a number.
+      for (Index i = 0; i < to_; i += width) {
+        store(scales_ + i, maximum(load(scales_ + i), zero()));
+      }
     }
-  }
+
+    TINYLLM_INLINE Sink sink(unsigned g) { return {scales_, largest_[g], weights_[g], units_[g]}; }
+
+    /// sums[g] += Σ weight · value
+    TINYLLM_INLINE void add_values(float* sums, float* more) const {
+      const Index d = job_.d;
+      const Index acc_stride = (d + 63) / 64 * 64;
+      bool fresh = true;
+      for_each_run(run_, tile_ + from_, tile_ + to_, [&](const StoredRun& at, Index position, Index n) {
+        const Index row = position - at.first;
+        const std::int8_t* values = static_cast<const std::int8_t*>(at.values) + row * d;
+        const auto fetched = [&](Index column, Index count) {
+          return fetch_with_values(job_.fetching, at, row, n, d, column, count);
+        };
+        if (job_.fetching == Fetching::none) {
+          value_sums<G, false>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);
+        } else {
+          value_sums<G, true>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);
+        }
+        fresh = false;
+      });
+      const Index out_stride = attention_detail::padded(d);
+      for (unsigned g = 0; g < G; ++g) {
+        const Lanes unit = broadcast(units_[g]);
+        const float* from_sums = more + g * acc_stride;
+        float* out = sums + g * out_stride;
+        for (Index c = 0; c < d; c += width) store(out + c, fma(to_float(from_sums + c), unit, load(out + c)));
+      }
+    }
+
+   private:
+    /// The largest scale of the keys [first, end), or no number if one is none: a row that was not all finite.
+    float largest_scale(Index first, Index end) const {
+      alignas(64) float own[attention_detail::score_stride] = {};
+      if (first < end) {
+        __builtin_memcpy(own + first, scales_ + first, static_cast<std::size_t>(end - first) * sizeof(float));
+      }
+      Lanes highest = zero();
+      Lanes zeros = zero();
+      for (Index i = 0; i < end; i += width) {
+        highest = maximum(load(own + i), highest);
+        zeros = fma(load(own + i), zero(), zeros);
+      }
+      return horizontal_maximum(highest) + horizontal_sum(zeros);
+    }
+
+    const AttentionJob& job_;
+    const StoredRun* run_;
+    Index tile_;
+    Index from_;
+    Index to_;
+    alignas(64) float scales_[attention_detail::score_stride];
+    float largest_[G];
+    float units_[G];
+    alignas(64) Weights weights_[G];
+  };
 
  private:
   /// Below this a largest magnitude cannot be divided by.
   static constexpr float smallest = 2e-34F;
-
-  /// Weights times scales as integers; returns what one of them stands for.
-  static float round_weights(const float* weights, const float* scales, Index first, Index end, Weights& integers) {
-    alignas(64) float numbers[attention_detail::score_stride] = {};
-    if (first >= end) {
-      put_weights(numbers, integers);
-      return 0.0F;
-    }
-    const Index n = (end + width - 1) / width * width;
-    for (Index i = first / width * width; i < n; i += width) store(numbers + i, multiply(load(weights + i), load(scales + i)));
-    for (Index i = first / width * width; i < first; ++i) numbers[i] = 0.0F;
-    for (Index i = end; i < n; ++i) numbers[i] = 0.0F;
-    Lanes highest = zero();
-    Lanes zeros = zero();
-    for (Index i = 0; i < n; i += width) {
-      highest = maximum(load(numbers + i), highest);
-      zeros = fma(load(numbers + i), zero(), zeros);
-    }
-    const float largest = horizontal_maximum(highest);
-    const float none = horizontal_sum(zeros);
-    const bool usable = none == 0.0F && largest > smallest;
-    const Lanes factor = broadcast(usable ? 32767.0F / largest : 0.0F);
-    for (Index i = 0; i < n; i += width) store(numbers + i, usable ? multiply(load(numbers + i), factor) : zero());
-    put_weights(numbers, integers);
-    return none == 0.0F ? (usable ? largest / 32767.0F : 0.0F) : none;
-  }
 };
 
 }  // namespace TINYLLM_LEVEL

