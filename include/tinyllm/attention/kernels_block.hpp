@@ -18,15 +18,15 @@ struct FloatRows {
 
 /// Keys or values [first, first + n) as floats: where they are if they are floats in one run, else converted to `scratch`.
 template <class Dtype, const void* StoredRun::*Side, const float* StoredRun::*Scales>
-inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index d, float* scratch) {
+inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index row, Index d, float* scratch) {
   if constexpr (sizeof(Dtype) == sizeof(float)) {
-    if (first + n <= run->first + run->rows) return {static_cast<const float*>(run->*Side) + (first - run->first) * d, d};
+    if (first + n <= run->first + run->rows) return {static_cast<const float*>(run->*Side) + (first - run->first) * row, row};
   }
   const Index stride = attention_detail::padded(d);
   float* out = scratch;
   for_each_run(run, first, first + n, [&](const StoredRun& at, Index position, Index rows) {
-    const Dtype* from = static_cast<const Dtype*>(at.*Side) + (position - at.first) * d;
-    for (Index r = 0; r < rows; ++r, from += d, out += stride) {
+    const Dtype* from = static_cast<const Dtype*>(at.*Side) + (position - at.first) * row;
+    for (Index r = 0; r < rows; ++r, from += row, out += stride) {
       const auto put = [&](Index c, const Dtype* numbers) {
         if constexpr (sizeof(Dtype) == 1) {
           store(out + c, multiply(load_stored(numbers), broadcast((at.*Scales)[position - at.first + r])));
@@ -104,14 +104,19 @@ inline void block(const AttentionJob& job) {
   float* key_rows = queries + stride * pair_block;  // [longest_tile, padded(d)]
   float* value_rows = key_rows + stride * attention_detail::longest_tile;
   float* scores = value_rows + stride * attention_detail::longest_tile;  // [longest_tile, pair_block]
+  const Index sum_stride = attention_detail::padded(job.d_value);
   const Index n_pairs = job.n_pairs;
   const Index lanes = (n_pairs + pair_width - 1) / pair_width * pair_width;
   clear(job.part, pair_block, 0);
-  clear(job.part, n_pairs, d);
+  clear(job.part, n_pairs, job.d_value);
   if (job.first_key >= job.end_key) return;
   Index first[pair_block];
   Index end[pair_block];
+  Index first_seen[pair_block];
+  Index end_seen[pair_block];
   for (Index i = 0; i < pair_block; ++i) {
+    first_seen[i] = job.first_seen(i);
+    end_seen[i] = job.end_seen(i);
     if (i >= n_pairs) {
       for (Index c = 0; c < d; ++c) queries[c * pair_block + i] = 0.0F;
       continue;
@@ -127,13 +132,13 @@ inline void block(const AttentionJob& job) {
     bool any = false;
     bool all = true;
     for (Index i = 0; i < n_pairs; ++i) {
-      first[i] = larger(job.first_seen(i) - tile, 0);
-      end[i] = smaller(job.end_seen(i) - tile, n);
+      first[i] = larger(first_seen[i] - tile, 0);
+      end[i] = smaller(end_seen[i] - tile, n);
       any = any || first[i] < end[i];
       all = all && first[i] == 0 && end[i] == n;
     }
     if (!any) continue;
-    const FloatRows keys = float_rows<Dtype, &StoredRun::keys, &StoredRun::key_scales>(run, tile, n, d, key_rows);
+    const FloatRows keys = float_rows<Dtype, &StoredRun::keys, &StoredRun::key_scales>(run, tile, n, job.row, d, key_rows);
     multiply_keys(keys, n, d, queries, lanes, scores);
     if (!all) {
       for (Index r = 0; r < n; ++r) {
@@ -142,14 +147,19 @@ inline void block(const AttentionJob& job) {
         }
       }
     }
-    soften_lanes(scores, n, lanes, job.part, n_pairs, stride);
-    const FloatRows values = float_rows<Dtype, &StoredRun::values, &StoredRun::value_scales>(run, tile, n, d, value_rows);
+    soften_lanes(scores, n, lanes, job.part, n_pairs, sum_stride);
+    // One row may be both key and value.
+    const FloatRows values = run->keys == run->values ? keys
+                                                      : float_rows<Dtype, &StoredRun::values, &StoredRun::value_scales>(
+                                                            run, tile, n, job.row, job.d_value, value_rows);
     Index pair = 0;
     for (; pair + 4 <= n_pairs; pair += 4) {
-      add_values<4>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
+      add_values<4>(values, job.d_value, scores + pair, first + pair, end + pair, job.part.weighted + pair * sum_stride,
+                    sum_stride);
     }
     for (; pair < n_pairs; ++pair) {
-      add_values<1>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
+      add_values<1>(values, job.d_value, scores + pair, first + pair, end + pair, job.part.weighted + pair * sum_stride,
+                    sum_stride);
     }
   }
 }
