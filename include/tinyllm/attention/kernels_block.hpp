@@ -83,8 +83,27 @@ inline void add_values(const FloatRows& values, Index d, const float* weights, c
   });
 }
 
+/// The same for no more pairs than a vector has lanes: eight keys at a time.
+inline void multiply_keys_by_one_vector(const FloatRows& keys, Index n, Index d, const float* queries, float* scores) {
+  for (Index r = 0; r < n; r += 8) {
+    const float* row[8];
+    Lanes sum[8];
+    for (Index i = 0; i < 8; ++i) {
+      row[i] = keys.data + smaller(r + i, n - 1) * keys.stride;
+      sum[i] = zero();
+    }
+    for (Index c = 0; c < d; ++c) {
+      const Lanes x = load(queries + c * pair_block);
+      TINYLLM_UNROLL
+      for (Index i = 0; i < 8; ++i) sum[i] = fma(broadcast(row[i][c]), x, sum[i]);
+    }
+    for (Index i = 0; i < smaller(n - r, 8); ++i) store(scores + (r + i) * pair_block, sum[i]);
+  }
+}
+
 /// scores[key][pair] = key · query, queries [d, pair_block].
 inline void multiply_keys(const FloatRows& keys, Index n, Index d, const float* queries, Index lanes, float* scores) {
+  if (lanes == width) return multiply_keys_by_one_vector(keys, n, d, queries, scores);
   Index r = 0;
   for (; r + 4 <= n; r += 4) {
     outer_floats<4, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
@@ -106,7 +125,7 @@ inline void block(const AttentionJob& job) {
   float* scores = value_rows + stride * attention_detail::longest_tile;  // [longest_tile, pair_block]
   const Index sum_stride = attention_detail::padded(job.d_value);
   const Index n_pairs = job.n_pairs;
-  const Index lanes = (n_pairs + pair_width - 1) / pair_width * pair_width;
+  const Index lanes = n_pairs <= width ? width : (n_pairs + pair_width - 1) / pair_width * pair_width;
   clear(job.part, pair_block, 0);
   clear(job.part, n_pairs, job.d_value);
   if (job.first_key >= job.end_key) return;
