@@ -3,6 +3,7 @@
 #pragma once
 
 #include <tinyllm/attention/attend.hpp>
+#include <tinyllm/attention/attend_latent.hpp>
 #include <tinyllm/attention/merge.hpp>
 #include <tinyllm/attention/reference.hpp>
 #include <tinyllm/batching/batch_causal_lm.hpp>

@@ -91,6 +91,8 @@ class AttendCall {
     return {.runs = runs.first,
             .n_runs = runs.count,
             .d = shape_.d,
+            .d_value = shape_.d_value,
+            .row = shape_.row,
             .q = q_.data + b * shape_.tokens * q_.stride + h * shape_.group * shape_.d,
             .q_stride = q_.stride,
             .scale = scale_ * log2_e,
@@ -118,7 +120,7 @@ class AttendCall {
   }
 
   void whole_block(Index block, float* memory) const {
-    const Index size = partial_size(pair_block, shape_.d);
+    const Index size = partial_size(pair_block, shape_.d_value);
     const Partial total = partial_at(memory);
     float* scratch = memory + 2 * size;
     if (plan_.n_spans == 1) {
@@ -131,7 +133,7 @@ class AttendCall {
       for (Index span = first + 1; span < last; ++span) {
         const Partial more = partial_at(memory + size);
         run_span(block, span, more, scratch);
-        kernels_.fold(total, more, n_pairs(block), shape_.d);
+        kernels_.fold(total, more, n_pairs(block), shape_.d_value);
       }
     }
     finish(block, total);
@@ -140,7 +142,7 @@ class AttendCall {
   void merge_block(Index block, float*) const {
     const Partial total = part(block * plan_.n_spans);
     for (Index span = 1; span < plan_.n_spans; ++span) {
-      kernels_.fold(total, part(block * plan_.n_spans + span), n_pairs(block), shape_.d);
+      kernels_.fold(total, part(block * plan_.n_spans + span), n_pairs(block), shape_.d_value);
     }
     finish(block, total);
   }
@@ -155,11 +157,11 @@ class AttendCall {
       const Index pair = first_pair(block) + i;
       const Index row = b * shape_.tokens + pair / shape_.group;
       const Index query_head = h * shape_.group + pair % shape_.group;
-      float* out = out_.data + row * out_.stride + query_head * shape_.d;
-      const float* weighted = total.weighted + i * padded(shape_.d);
+      float* out = out_.data + row * out_.stride + query_head * shape_.d_value;
+      const float* weighted = total.weighted + i * padded(shape_.d_value);
       const float sum = total.sum[i];
       const float factor = sum == 0.0F ? 0.0F : 1.0F / sum;
-      for (Index c = 0; c < shape_.d; ++c) {
+      for (Index c = 0; c < shape_.d_value; ++c) {
         const Index at = width == 0 ? c : c / (2 * width) * 2 * width + c % 2 * width + c % (2 * width) / 2;
         out[c] = weighted[at] * factor;
       }

@@ -104,8 +104,10 @@ struct AttendShape {
   Index batch;
   Index tokens;  // T
   Index n_kv_heads;
-  Index group;  // query heads a kv head
-  Index d;
+  Index group;    // query heads a kv head
+  Index d;        // columns of a query and of a key
+  Index d_value;  // columns of a value and of a result
+  Index row;      // elements from one stored row to the next
   Index rows;
   Index query_offset;
   Index window;
@@ -116,13 +118,19 @@ struct AttendShape {
 template <Attendable View>
 AttendShape attend_shape(const View& view, const ConstRows& q, const Rows& out, const AttendOptions& options) {
   const Index d = view.d_head();
+  Index d_value = d;
+  Index row = d;
+  if constexpr (requires { view.d_value(); }) {
+    d_value = view.d_value();
+    row = view.row_stride();
+  }
   const Index batch = view.batch();
   const Index heads = view.n_heads();
   if (d < 1 || batch < 1 || heads < 1 || q.cols < 1 || q.cols % (heads * d) != 0 || q.rows % batch != 0) {
     throw std::invalid_argument(detail::message("attend: queries of [", q.rows, ", ", q.cols, "] do not fit ", batch,
                                                 " sequences of ", heads, " kv heads of width ", d));
   }
-  if (out.rows != q.rows || out.cols != q.cols || q.stride < q.cols || out.stride < out.cols) {
+  if (out.rows != q.rows || out.cols != q.cols / d * d_value || q.stride < q.cols || out.stride < out.cols) {
     throw std::invalid_argument(detail::message("attend: queries of [", q.rows, ", ", q.cols, "], rows ", q.stride,
                                                 " apart, but out of [", out.rows, ", ", out.cols, "], rows ", out.stride,
                                                 " apart"));
@@ -141,6 +149,8 @@ AttendShape attend_shape(const View& view, const ConstRows& q, const Rows& out, 
           .n_kv_heads = heads,
           .group = q.cols / (heads * d),
           .d = d,
+          .d_value = d_value,
+          .row = row,
           .rows = view.rows(),
           .query_offset = offset,
           .window = std::min(options.window.value_or(4 * far), 4 * far)};

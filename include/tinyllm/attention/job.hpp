@@ -56,7 +56,7 @@ struct StoredRun {
 };
 
 /// The softmax over some keys, unfinished.
-/// Shape: maximum and sum are [pairs], weighted is [pairs, padded(d)]
+/// Shape: maximum and sum are [pairs], weighted is [pairs, padded(d_value)]
 struct Partial {
   float* maximum;   // of the scores, base 2; -inf if there was no key
   float* sum;       // Σ 2^(score − maximum)
@@ -82,7 +82,9 @@ constexpr Index scratch_size(Index d) {
 struct AttentionJob {
   const StoredRun* runs;
   Index n_runs;
-  Index d;
+  Index d;         // columns of a query and of a key
+  Index d_value;   // columns of a value
+  Index row;       // elements from one stored row to the next
   const float* q;  // query 0, first head of the group; heads follow one another
   Index q_stride;  // from query to query
   float scale;     // of the scores, log2 e included

@@ -61,12 +61,12 @@ struct Bf16Products {
   template <unsigned G>
   TINYLLM_INLINE static void scores(const AttentionJob& job, const StoredRun& run, Index row, Index n, const float* q,
                                     float* scores) {
-    const std::uint16_t* keys = static_cast<const std::uint16_t*>(run.keys) + row * job.d;
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.d));
+    const std::uint16_t* keys = static_cast<const std::uint16_t*>(run.keys) + row * job.row;
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row));
     if (fetched.bytes == 0) {
-      dots<G, false>(keys, n, job.d, q, scores, fetched);
+      dots<G, false>(keys, n, job.row, job.d, q, scores, fetched);
     } else {
-      dots<G, true>(keys, n, job.d, q, scores, fetched);
+      dots<G, true>(keys, n, job.row, job.d, q, scores, fetched);
     }
   }
 
@@ -75,7 +75,7 @@ struct Bf16Products {
 
  private:
   template <unsigned G, bool fetches>
-  TINYLLM_INLINE static void dots(const std::uint16_t* keys, Index n, Index d, const float* q, float* scores,
+  TINYLLM_INLINE static void dots(const std::uint16_t* keys, Index n, Index row, Index d, const float* q, float* scores,
                                   const Fetch& fetched) {
     const Index stride = query_floats(d);
     for (Index r = 0; r < n; r += 16) {
@@ -86,7 +86,7 @@ struct Bf16Products {
         const std::uint16_t* at[8];
         TINYLLM_UNROLL
         for (unsigned i = 0; i < 8; ++i) {
-          at[i] = keys + smaller(r + quad * 4 + i, n - 1) * d;
+          at[i] = keys + smaller(r + quad * 4 + i, n - 1) * row;
           fetch<fetches>(fetched, r + quad * 4 + i);
         }
         __m512 high[G][2];

@@ -18,15 +18,15 @@ struct FloatRows {
 
 /// Keys or values [first, first + n) as floats: where they are if they are floats in one run, else converted to `scratch`.
 template <class Dtype, const void* StoredRun::*Side, const float* StoredRun::*Scales>
-inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index d, float* scratch) {
+inline FloatRows float_rows(const StoredRun* run, Index first, Index n, Index row, Index d, float* scratch) {
   if constexpr (sizeof(Dtype) == sizeof(float)) {
-    if (first + n <= run->first + run->rows) return {static_cast<const float*>(run->*Side) + (first - run->first) * d, d};
+    if (first + n <= run->first + run->rows) return {static_cast<const float*>(run->*Side) + (first - run->first) * row, row};
   }
   const Index stride = attention_detail::padded(d);
   float* out = scratch;
   for_each_run(run, first, first + n, [&](const StoredRun& at, Index position, Index rows) {
-    const Dtype* from = static_cast<const Dtype*>(at.*Side) + (position - at.first) * d;
-    for (Index r = 0; r < rows; ++r, from += d, out += stride) {
+    const Dtype* from = static_cast<const Dtype*>(at.*Side) + (position - at.first) * row;
+    for (Index r = 0; r < rows; ++r, from += row, out += stride) {
       const auto put = [&](Index c, const Dtype* numbers) {
         if constexpr (sizeof(Dtype) == 1) {
           store(out + c, multiply(load_stored(numbers), broadcast((at.*Scales)[position - at.first + r])));
@@ -83,8 +83,27 @@ inline void add_values(const FloatRows& values, Index d, const float* weights, c
   });
 }
 
+/// The same for no more pairs than a vector has lanes: eight keys at a time.
+inline void multiply_keys_by_one_vector(const FloatRows& keys, Index n, Index d, const float* queries, float* scores) {
+  for (Index r = 0; r < n; r += 8) {
+    const float* row[8];
+    Lanes sum[8];
+    for (Index i = 0; i < 8; ++i) {
+      row[i] = keys.data + smaller(r + i, n - 1) * keys.stride;
+      sum[i] = zero();
+    }
+    for (Index c = 0; c < d; ++c) {
+      const Lanes x = load(queries + c * pair_block);
+      TINYLLM_UNROLL
+      for (Index i = 0; i < 8; ++i) sum[i] = fma(broadcast(row[i][c]), x, sum[i]);
+    }
+    for (Index i = 0; i < smaller(n - r, 8); ++i) store(scores + (r + i) * pair_block, sum[i]);
+  }
+}
+
 /// scores[key][pair] = key · query, queries [d, pair_block].
 inline void multiply_keys(const FloatRows& keys, Index n, Index d, const float* queries, Index lanes, float* scores) {
+  if (lanes == width) return multiply_keys_by_one_vector(keys, n, d, queries, scores);
   Index r = 0;
   for (; r + 4 <= n; r += 4) {
     outer_floats<4, Into::fresh>(queries, pair_block, d, lanes, {keys.data + r * keys.stride, keys.stride, 1},
@@ -104,14 +123,19 @@ inline void block(const AttentionJob& job) {
   float* key_rows = queries + stride * pair_block;  // [longest_tile, padded(d)]
   float* value_rows = key_rows + stride * attention_detail::longest_tile;
   float* scores = value_rows + stride * attention_detail::longest_tile;  // [longest_tile, pair_block]
+  const Index sum_stride = attention_detail::padded(job.d_value);
   const Index n_pairs = job.n_pairs;
-  const Index lanes = (n_pairs + pair_width - 1) / pair_width * pair_width;
+  const Index lanes = n_pairs <= width ? width : (n_pairs + pair_width - 1) / pair_width * pair_width;
   clear(job.part, pair_block, 0);
-  clear(job.part, n_pairs, d);
+  clear(job.part, n_pairs, job.d_value);
   if (job.first_key >= job.end_key) return;
   Index first[pair_block];
   Index end[pair_block];
+  Index first_seen[pair_block];
+  Index end_seen[pair_block];
   for (Index i = 0; i < pair_block; ++i) {
+    first_seen[i] = job.first_seen(i);
+    end_seen[i] = job.end_seen(i);
     if (i >= n_pairs) {
       for (Index c = 0; c < d; ++c) queries[c * pair_block + i] = 0.0F;
       continue;
@@ -127,13 +151,13 @@ inline void block(const AttentionJob& job) {
     bool any = false;
     bool all = true;
     for (Index i = 0; i < n_pairs; ++i) {
-      first[i] = larger(job.first_seen(i) - tile, 0);
-      end[i] = smaller(job.end_seen(i) - tile, n);
+      first[i] = larger(first_seen[i] - tile, 0);
+      end[i] = smaller(end_seen[i] - tile, n);
       any = any || first[i] < end[i];
       all = all && first[i] == 0 && end[i] == n;
     }
     if (!any) continue;
-    const FloatRows keys = float_rows<Dtype, &StoredRun::keys, &StoredRun::key_scales>(run, tile, n, d, key_rows);
+    const FloatRows keys = float_rows<Dtype, &StoredRun::keys, &StoredRun::key_scales>(run, tile, n, job.row, d, key_rows);
     multiply_keys(keys, n, d, queries, lanes, scores);
     if (!all) {
       for (Index r = 0; r < n; ++r) {
@@ -142,14 +166,19 @@ inline void block(const AttentionJob& job) {
         }
       }
     }
-    soften_lanes(scores, n, lanes, job.part, n_pairs, stride);
-    const FloatRows values = float_rows<Dtype, &StoredRun::values, &StoredRun::value_scales>(run, tile, n, d, value_rows);
+    soften_lanes(scores, n, lanes, job.part, n_pairs, sum_stride);
+    // One row may be both key and value.
+    const FloatRows values = run->keys == run->values ? keys
+                                                      : float_rows<Dtype, &StoredRun::values, &StoredRun::value_scales>(
+                                                            run, tile, n, job.row, job.d_value, value_rows);
     Index pair = 0;
     for (; pair + 4 <= n_pairs; pair += 4) {
-      add_values<4>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
+      add_values<4>(values, job.d_value, scores + pair, first + pair, end + pair, job.part.weighted + pair * sum_stride,
+                    sum_stride);
     }
     for (; pair < n_pairs; ++pair) {
-      add_values<1>(values, d, scores + pair, first + pair, end + pair, job.part.weighted + pair * stride, stride);
+      add_values<1>(values, job.d_value, scores + pair, first + pair, end + pair, job.part.weighted + pair * sum_stride,
+                    sum_stride);
     }
   }
 }

@@ -52,7 +52,7 @@ TINYLLM_INLINE void add_products(const Dtype* const* rows, Index d, const float*
 /// scores[g][row] = q[g] · key row, for G queries; rows go in sequence and four of them end in one reduction.
 /// Up to three scores behind the last are overwritten.
 template <class Dtype, unsigned G, unsigned Width, bool fetches>
-inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
+inline void dot_rows(const Dtype* keys, Index rows, Index stride, Index d, const float* q, Index q_stride, float* scores,
                      const Fetch& fetched) {
   for (Index r = 0; r < rows; r += 4) {
     Lanes sums[4][G];
@@ -62,7 +62,7 @@ inline void dot_rows(const Dtype* keys, Index rows, Index d, const float* q, Ind
       Lanes sum[rows_at_once][G];
       TINYLLM_UNROLL
       for (unsigned j = 0; j < rows_at_once; ++j) {
-        row[j] = keys + smaller(r + i + j, rows - 1) * (Width != 0 ? Index{Width} : d);
+        row[j] = keys + smaller(r + i + j, rows - 1) * (Width != 0 ? Index{Width} : stride);
         fetch<fetches>(fetched, r + i + j);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) sum[j][g] = zero();
@@ -102,20 +102,20 @@ struct FloatProducts {
   TINYLLM_INLINE static void scores(const AttentionJob& job, const StoredRun& run, Index row, Index n, const float* q,
                                     float* scores) {
     const Index d = job.d;
-    const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * d;
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(d));
+    const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * job.row;
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row));
     // The usual widths are known when compiling, so that their loops unroll.
     constexpr unsigned usual = width >= 8 ? 64 : 0;
     const auto dot = [&]<unsigned Width>() {
       if (fetched.bytes == 0) {
-        dot_rows<Dtype, G, Width, false>(keys, n, d, q, query_floats(d), scores, fetched);
+        dot_rows<Dtype, G, Width, false>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       } else {
-        dot_rows<Dtype, G, Width, true>(keys, n, d, q, query_floats(d), scores, fetched);
+        dot_rows<Dtype, G, Width, true>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       }
     };
-    if (usual != 0 && d == usual) {
+    if (usual != 0 && d == usual && job.row == d) {
       dot.template operator()<usual>();
-    } else if (usual != 0 && d == 2 * usual) {
+    } else if (usual != 0 && d == 2 * usual && job.row == d) {
       dot.template operator()<2 * usual>();
     } else {
       dot.template operator()<0>();
@@ -147,7 +147,7 @@ struct FloatProducts {
 
     /// sums[g] += Σ weight · value
     TINYLLM_INLINE void add_values(float* sums, float*) const {
-      const Index d = job.d;
+      const Index d = job.d_value;
       const Index stride = attention_detail::padded(d);
       for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
         if (seen >= seen_end) return;
@@ -156,10 +156,10 @@ struct FloatProducts {
         for_each_run(at_first, tile + seen, tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
           const Index row = position - at.first;
           outer_rows<Dtype, Count, Into::sum>(
-              static_cast<const Dtype*>(at.values) + row * d, d, n, d,
+              static_cast<const Dtype*>(at.values) + row * job.row, job.row, n, d,
               {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
               sums + g * stride, stride, [&](Index from, Index count) {
-                return fetch_with_values(job.fetching, at, row, n, row_bytes(d), row_bytes(from), row_bytes(count));
+                return fetch_with_values(job.fetching, at, row, n, row_bytes(job.row), row_bytes(from), row_bytes(count));
               });
         });
       });

@@ -59,7 +59,7 @@ struct StreamScratch {
 template <class Products, unsigned G>
 inline void stream_tile(const AttentionJob& job, const StoredRun* run, Index tile, Index tile_end, Index pair,
                         const StreamScratch& scratch) {
-  const Index stride = attention_detail::padded(job.d);
+  const Index stride = attention_detail::padded(job.d_value);
   Index first[G];
   Index end[G];
   for (unsigned g = 0; g < G; ++g) {
@@ -98,7 +98,7 @@ template <class Products>
 inline void stream(const AttentionJob& given) {
   AttentionJob job = given;
   const Index d = job.d;
-  clear(job.part, job.n_pairs, d);
+  clear(job.part, job.n_pairs, job.d_value);
   if (job.first_key >= job.end_key) return;
   alignas(64) float sums[pair_block * width] = {};
   Index first_seen[pair_block];

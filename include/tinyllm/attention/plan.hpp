@@ -29,6 +29,7 @@ struct AttendPlan {
 
   Kind kind;
   Index d;
+  Index d_value;
   Index blocks_a_head;  // blocks of pairs for one sequence and kv head
   Index n_blocks;       // blocks in all
   Index span_keys;      // keys of a span
@@ -36,7 +37,7 @@ struct AttendPlan {
   bool spread;          // whether a block's spans are tasks of their own
   Index n_workers;      // tasks that may run at the same time
 
-  AttendPlan(const AttendShape& shape, Exactness exactness, Index concurrency) : d(shape.d) {
+  AttendPlan(const AttendShape& shape, Exactness exactness, Index concurrency) : d(shape.d), d_value(shape.d_value) {
     const Index pairs = shape.tokens * shape.group;
     kind = exactness == Exactness::reproducible || pairs <= most_streamed_pairs ? Kind::stream : Kind::block;
     blocks_a_head = (pairs + pair_block - 1) / pair_block;
@@ -86,7 +87,7 @@ class AttendWorkspace {
         const Index segments = view.n_segments();
         for (Index i = 0; i < segments; ++i) {
           const auto segment = view.segment(b, h, i);
-          if (follows(segment, first, shape.d, starts_.back())) {
+          if (follows(segment, first, shape.row, starts_.back())) {
             runs_.back().rows += segment.rows;
           } else if (segment.rows > 0) {
             runs_.push_back(run_of(segment, first));
@@ -98,7 +99,8 @@ class AttendWorkspace {
     }
     starts_.push_back(static_cast<Index>(runs_.size()));
     const Index parts = plan.spread ? plan.n_blocks * plan.n_spans : 0;
-    part_size_ = attention_detail::partial_size(std::min(attention_detail::pair_block, shape.tokens * shape.group), plan.d);
+    part_size_ =
+        attention_detail::partial_size(std::min(attention_detail::pair_block, shape.tokens * shape.group), plan.d_value);
     const Index size = plan.n_workers * worker_size(plan) + parts * part_size_;
     if (size > size_) {
       size_ = 0;
@@ -135,16 +137,17 @@ class AttendWorkspace {
 
   // Whether a segment lies right behind the last run in memory: neighbouring blocks of a pool are read as one.
   template <class Segment>
-  bool follows(const Segment& segment, Index first, Index d, Index start) const {
+  bool follows(const Segment& segment, Index first, Index row, Index start) const {
     if (static_cast<Index>(runs_.size()) == start) return false;
     const attention_detail::StoredRun& run = runs_.back();
-    const Index behind = (first - run.first) * d;
+    const Index behind = (first - run.first) * row;
     return segment.keys == static_cast<decltype(segment.keys)>(run.keys) + behind &&
            segment.values == static_cast<decltype(segment.values)>(run.values) + behind;
   }
 
   static Index worker_size(const attention_detail::AttendPlan& plan) {
-    return 2 * attention_detail::partial_size(attention_detail::pair_block, plan.d) + attention_detail::scratch_size(plan.d);
+    return 2 * attention_detail::partial_size(attention_detail::pair_block, plan.d_value) +
+           attention_detail::scratch_size(plan.d);
   }
 
   std::vector<attention_detail::StoredRun> runs_;

@@ -24,11 +24,11 @@ namespace attention_detail {
 
 /// A stored row, times its scale if it has one.
 template <class Dtype>
-std::vector<double> row_in_double(const Dtype* rows, const float* scales, Index row, Index d) {
+std::vector<double> row_in_double(const Dtype* rows, const float* scales, Index row, Index stride, Index d) {
   const double scale = scales == nullptr ? 1.0 : static_cast<double>(scales[row]);
   std::vector<double> numbers(static_cast<std::size_t>(d));
   for (std::size_t c = 0; c < numbers.size(); ++c) {
-    numbers[c] = scale * static_cast<double>(static_cast<float>(rows[static_cast<std::size_t>(row * d) + c]));
+    numbers[c] = scale * static_cast<double>(static_cast<float>(rows[static_cast<std::size_t>(row * stride) + c]));
   }
   return numbers;
 }
@@ -47,7 +47,7 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
   std::vector<std::vector<double>> keys;
   std::vector<std::vector<double>> values;
   std::vector<double> scores;
-  std::vector<double> sums(static_cast<std::size_t>(d));
+  std::vector<double> sums(static_cast<std::size_t>(shape.d_value));
   for (Index b = 0; b < shape.batch; ++b) {
     for (Index head = 0; head < shape.n_heads(); ++head) {
       keys.clear();
@@ -61,8 +61,8 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
           value_scales = segment.value_scales;
         }
         for (Index row = 0; row < segment.rows; ++row) {
-          keys.push_back(attention_detail::row_in_double(segment.keys, key_scales, row, d));
-          values.push_back(attention_detail::row_in_double(segment.values, value_scales, row, d));
+          keys.push_back(attention_detail::row_in_double(segment.keys, key_scales, row, shape.row, d));
+          values.push_back(attention_detail::row_in_double(segment.values, value_scales, row, shape.row, shape.d_value));
         }
       }
       for (Index t = 0; t < shape.tokens; ++t) {
@@ -88,7 +88,7 @@ void reference_attention(const View& view, const ConstRows& q, const Rows& out, 
           const std::vector<double>& value = values[static_cast<std::size_t>(first) + j];
           for (std::size_t c = 0; c < sums.size(); ++c) sums[c] += weight * value[c];
         }
-        float* result = out.data + row * out.stride + head * d;
+        float* result = out.data + row * out.stride + head * shape.d_value;
         for (std::size_t c = 0; c < sums.size(); ++c) result[c] = scores.empty() ? 0.0F : static_cast<float>(sums[c] / total);
         if (options.log_sum_exp != nullptr) {
           options.log_sum_exp[row * shape.n_heads() + head] = static_cast<float>(highest + std::log(total));
