@@ -36,6 +36,22 @@ enum class Reading {
   in_turn,   ///< a page of keys, a page of values
 };
 
+inline constexpr Index line = 64;
+
+/// Reads whole lines once, in order; `ahead`: asks for each line ahead of time.
+template <bool ahead>
+std::uint64_t read_bytes(const char* from, Index n) {
+  using Vector = std::uint64_t __attribute__((vector_size(16)));
+  Vector sum[4] = {};
+  for (Index i = 0; i < n; i += line) {
+    if constexpr (ahead) __builtin_prefetch(from + i + 2048);
+    const auto* p = reinterpret_cast<const Vector*>(from + i);
+    for (Index j = 0; j < 4; ++j) sum[j] ^= p[j];
+  }
+  sum[0] ^= sum[1] ^ sum[2] ^ sum[3];
+  return sum[0][0] ^ sum[0][1];
+}
+
 template <class Dtype>
 class FilledCache {
  public:
@@ -107,21 +123,6 @@ class FilledCache {
     const char* keys;
     const char* values;
   };
-  static constexpr Index line = 64;
-
-  template <bool ahead>
-  static std::uint64_t read_bytes(const char* from, Index n) {
-    using Vector = std::uint64_t __attribute__((vector_size(16)));
-    Vector sum[4] = {};
-    for (Index i = 0; i < n; i += line) {
-      if constexpr (ahead) __builtin_prefetch(from + i + 2048);
-      const auto* p = reinterpret_cast<const Vector*>(from + i);
-      for (Index j = 0; j < 4; ++j) sum[j] ^= p[j];
-    }
-    sum[0] ^= sum[1] ^ sum[2] ^ sum[3];
-    return sum[0][0] ^ sum[0][1];
-  }
-
   Index layers_a_piece_;
   tinyllm::KVCache<Dtype> cache_;
   std::vector<Head> heads_;  // layer after layer
