@@ -25,7 +25,7 @@ LLAMA_CPP_US = {"greedy": 142, "top-k 40 + top-p 0.95": 122, "min-p 0.05": 219, 
 
 SHAPES = {"9-3x64": "9 query, 3 kv heads of 64", "32-8x128": "32 query, 8 kv heads of 128"}
 TYPES = ("float", "half", "bfloat16", "int8")
-LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
+LEVELS = ("portable", "avx2", "avx512", "avx512_vnni")
 
 
 class Picture:

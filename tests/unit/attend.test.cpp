@@ -340,8 +340,8 @@ TEST_CASE("attend: shapes that do not fit are refused") {
   CHECK_THROWS_AS(tinyllm::attend(view, RowMatrix::Zero(3, 32).eval(), out, workspace), std::invalid_argument);
   CHECK_THROWS_AS(tinyllm::attend(view, RowMatrix::Zero(4, 32).eval(), out, workspace), std::invalid_argument);
   CHECK_THROWS_AS(tinyllm::attend(view, q, out, workspace, {.window = 0}), std::invalid_argument);
-  if (tinyllm::best_level() != CpuLevel::avx512_bf16) {
-    CHECK_THROWS_AS(tinyllm::attend(view, q, out, workspace, {.level = CpuLevel::avx512_bf16}), std::invalid_argument);
+  if (tinyllm::best_level() != CpuLevel::avx512_vnni) {
+    CHECK_THROWS_AS(tinyllm::attend(view, q, out, workspace, {.level = CpuLevel::avx512_vnni}), std::invalid_argument);
   }
 }
 

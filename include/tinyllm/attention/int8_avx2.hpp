@@ -48,33 +48,45 @@ TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
 template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
                          const F& fetched) {
+  const Index whole = d / 16 * 16;
   for (Index r = 0; r < rows; r += 4) {
-    __m256i part[G][4];
+    __m256i part[4][G];
     TINYLLM_UNROLL
-    for (unsigned i = 0; i < 4; ++i) {
-      const std::int8_t* row = keys + (r + i < rows ? r + i : rows - 1) * d;
+    for (unsigned i = 0; i < 4; i += 2) {
+      // Two rows share each load of a query.
+      const std::int8_t* a = keys + (r + i < rows ? r + i : rows - 1) * d;
+      const std::int8_t* b = keys + (r + i + 1 < rows ? r + i + 1 : rows - 1) * d;
       fetch<fetches>(fetched, r + i);
-      __m256i sum[G];
+      fetch<fetches>(fetched, r + i + 1);
+      __m256i of_a[G];
+      __m256i of_b[G];
       TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) sum[g] = _mm256_setzero_si256();
-      const auto add = [&](__m128i bytes, Index c) {
-        const __m256i x = _mm256_cvtepi8_epi16(bytes);
+      for (unsigned g = 0; g < G; ++g) of_a[g] = of_b[g] = _mm256_setzero_si256();
+      const auto add = [&](__m128i a_bytes, __m128i b_bytes, Index c) {
+        const __m256i x = _mm256_cvtepi8_epi16(a_bytes);
+        const __m256i y = _mm256_cvtepi8_epi16(b_bytes);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) {
-          const __m256i* query = reinterpret_cast<const __m256i*>(q + g * q_stride) + c / 16;
-          sum[g] = _mm256_add_epi32(sum[g], _mm256_madd_epi16(x, _mm256_loadu_si256(query)));
+          const __m256i query = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q + g * q_stride) + c / 16);
+          of_a[g] = _mm256_add_epi32(of_a[g], _mm256_madd_epi16(x, query));
+          of_b[g] = _mm256_add_epi32(of_b[g], _mm256_madd_epi16(y, query));
         }
       };
-      const Index whole = d / 16 * 16;
-      for (Index c = 0; c < whole; c += 16) add(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c)), c);
-      if (whole < d) add(load_bytes(row + whole, d - whole), whole);
+      for (Index c = 0; c < whole; c += 16) {
+        add(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a + c)), _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + c)),
+            c);
+      }
+      if (whole < d) add(load_bytes(a + whole, d - whole), load_bytes(b + whole, d - whole), whole);
       TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) part[g][i] = sum[g];
+      for (unsigned g = 0; g < G; ++g) {
+        part[i][g] = of_a[g];
+        part[i + 1][g] = of_b[g];
+      }
     }
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const __m256i all =
-          _mm256_hadd_epi32(_mm256_hadd_epi32(part[g][0], part[g][1]), _mm256_hadd_epi32(part[g][2], part[g][3]));
+          _mm256_hadd_epi32(_mm256_hadd_epi32(part[0][g], part[1][g]), _mm256_hadd_epi32(part[2][g], part[3][g]));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(sums + g * attention_detail::score_stride + r),
                        _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
     }

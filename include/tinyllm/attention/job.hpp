@@ -117,6 +117,7 @@ struct AttentionKernels {
   void (*block)(const AttentionJob&);                                             // converts each tile once, for many pairs
   void (*fold)(const Partial& total, const Partial& part, Index pairs, Index d);  // total = merge(total, part)
   Index split_width;  // columns of `stream`: 0 in order, else blocks of 2·width, even ones first
+  Index fetch_from;   // width of rows from which on Fetching::other pays
 };
 
 }  // namespace attention_detail

@@ -64,7 +64,8 @@ TINYLLM_TARGET_AVX512_BEGIN
 #undef TINYLLM_LEVEL
 TINYLLM_TARGET_END
 
-// What these two have beyond AVX-512 are products of their own for one type each.
+// What this one has beyond AVX-512 are products of int8 rows. (bfloat16 products of AVX-512 BF16, queries split in two so that
+// scores stay exact, were no faster than float ones on Zen 4.)
 #include <tinyllm/attention/int8_vnni.hpp>
 
 TINYLLM_TARGET_AVX512_VNNI_BEGIN
@@ -75,13 +76,6 @@ TINYLLM_TARGET_AVX512_VNNI_BEGIN
 #undef TINYLLM_LEVEL
 TINYLLM_TARGET_END
 
-#include <tinyllm/attention/kernels_bf16.hpp>
-
-TINYLLM_TARGET_AVX512_BF16_BEGIN
-#define TINYLLM_LEVEL avx512_bf16
-#include <tinyllm/attention/kernels_stream.hpp>
-#undef TINYLLM_LEVEL
-TINYLLM_TARGET_END
 #endif
 
 namespace tinyllm {
@@ -94,20 +88,20 @@ inline const AttentionKernels& int8_kernels([[maybe_unused]] CpuLevel level) {
 #if TINYLLM_X86_LEVELS
   if (level >= CpuLevel::avx512_vnni) {
     static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, &avx512::block<std::int8_t>,
-                                           &avx512::fold, 0};
+                                           &avx512::fold, 0, 1};
     return dots;
   }
   if (level == CpuLevel::avx512) {
-    static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0};
+    static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0, 1};
     return wide;
   }
   if (level == CpuLevel::avx2) {
-    static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0};
+    static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0, 1};
     return table;
   }
 #endif
   static constexpr AttentionKernels plain{&portable::stream<portable::Int8Products>, &portable::block<std::int8_t>,
-                                          &portable::fold, 0};
+                                          &portable::fold, 0, 1};
   return plain;
 }
 
@@ -119,26 +113,19 @@ inline const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level
     return int8_kernels(level);
   } else {
 #if TINYLLM_X86_LEVELS
-    if constexpr (std::same_as<Dtype, Eigen::bfloat16>) {
-      if (level >= CpuLevel::avx512_bf16) {
-        static constexpr AttentionKernels pairs{&avx512_bf16::stream<avx512_bf16::Bf16Products>, &avx512::block<Dtype>,
-                                                &avx512::fold, avx512::width};
-        return pairs;
-      }
-    }
     if (level >= CpuLevel::avx512) {
       static constexpr AttentionKernels wide{&avx512::stream<avx512::FloatProducts<Dtype>>, &avx512::block<Dtype>,
-                                             &avx512::fold, avx512::splits_pairs<Dtype> ? avx512::width : 0};
+                                             &avx512::fold, avx512::splits_pairs<Dtype> ? avx512::width : 0, 65};
       return wide;
     }
     if (level == CpuLevel::avx2) {
       static constexpr AttentionKernels table{&avx2::stream<avx2::FloatProducts<Dtype>>, &avx2::block<Dtype>, &avx2::fold,
-                                              avx2::splits_pairs<Dtype> ? avx2::width : 0};
+                                              avx2::splits_pairs<Dtype> ? avx2::width : 0, 65};
       return table;
     }
 #endif
     static constexpr AttentionKernels plain{&portable::stream<portable::FloatProducts<Dtype>>, &portable::block<Dtype>,
-                                            &portable::fold, 0};
+                                            &portable::fold, 0, 65};
     return plain;
   }
 }

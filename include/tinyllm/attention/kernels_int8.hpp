@@ -6,7 +6,7 @@
 //
 // Internal, and empty unless TINYLLM_LEVEL is defined, like kernels_common.hpp (no #pragma once). Needs the level's
 // put_query, dots, put_weights and value_sums (int8_*.hpp). A query is off by 1/32638 of its largest element at most, a weight
-// by 1/65534 of the tile's largest: little beside what rounding the rows to int8 has cost.
+// by 1/32767 of the tile's largest: little beside what rounding the rows to int8 has cost.
 #ifdef TINYLLM_LEVEL
 namespace tinyllm {
 inline namespace TINYLLM_BUILD {
@@ -95,12 +95,12 @@ struct Int8Products {
       float& unit;
       Lanes factor = {};
 
+      /// One unit is 1/32767 of the largest scale times a power of two that no weight exceeds.
       TINYLLM_INLINE void begin(Lanes highest, Lanes base) {
-        float most[width];
-        store(most, exp2(subtract(broadcast(horizontal_maximum(highest)), base)));
-        const float largest = most[0] * largest_scale;
-        unit = largest / 32767.0F;  // not a number if a scale is none
-        if (largest <= smallest) unit = 0.0F;
+        float bases[width];
+        store(bases, base);
+        const float largest = power_of_two_above(horizontal_maximum(highest) - bases[0]) * largest_scale;
+        unit = largest <= smallest ? 0.0F : largest / 32767.0F;  // not a number if a scale is none
         factor = broadcast(largest > smallest ? 32767.0F / largest : 0.0F);
       }
       TINYLLM_INLINE void put(Index i, Lanes weight) {
@@ -187,6 +187,15 @@ struct Int8Products {
   };
 
  private:
+  /// 2^n >= 2^x for x <= 0, or 0 for a very small one; 1 for what is no number.
+  static float power_of_two_above(float x) {
+    if (x < -126.0F) return 0.0F;
+    if (!(x < 0.0F)) return 1.0F;
+    const std::int32_t bits = (static_cast<std::int32_t>(x) + 127) << 23;  // towards zero: upwards
+    float power;
+    __builtin_memcpy(&power, &bits, sizeof power);
+    return power;
+  }
   /// Below this a largest magnitude cannot be divided by.
   static constexpr float smallest = 2e-34F;
 };

@@ -103,10 +103,12 @@ class AttendWorkspace {
         attention_detail::partial_size(std::min(attention_detail::pair_block, shape.tokens * shape.group), plan.d_value);
     const Index size = plan.n_workers * worker_size(plan) + parts * part_size_;
     if (size > size_) {
+      // By half as much again, as a sequence that grows needs more again and again.
+      const Index grown = std::max(size, size_ + size_ / 2);
       size_ = 0;
       memory_ = AlignedBuffer<float>(1);  // gives the old memory back first
-      memory_ = AlignedBuffer<float>(size);
-      size_ = size;
+      memory_ = AlignedBuffer<float>(grown);
+      size_ = grown;
     }
   }
 

@@ -40,8 +40,6 @@
 #define TINYLLM_TARGET_AVX2_BEGIN TINYLLM_TARGET_BEGIN("avx2,fma,f16c")
 #define TINYLLM_TARGET_AVX512_BEGIN TINYLLM_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define TINYLLM_TARGET_AVX512_VNNI_BEGIN TINYLLM_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
-#define TINYLLM_TARGET_AVX512_BF16_BEGIN \
-  TINYLLM_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
 #else
 #define TINYLLM_X86_LEVELS 0
 #endif
