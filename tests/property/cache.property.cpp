@@ -8,8 +8,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 using namespace tinyllm;
@@ -22,11 +28,21 @@ struct Sizes {
   Index widths[2];
 };
 
-template <class View>
-const auto* row_of(const View& view, int part, Index b, Index h, Index row) {
+// Where a row lies, and its scale if it has one.
+template <class Dtype>
+struct RowAt {
+  const Dtype* elements;
+  const float* scale = nullptr;
+};
+
+template <class Dtype, class View>
+RowAt<Dtype> row_of(const View& view, int part, Index b, Index h, Index row) {
   for (Index i = 0;; ++i) {
-    const auto segment = view.segment(b, h, i);
-    if (row < segment.rows) return (part == 0 ? segment.keys : segment.values) + row * view.d_head();
+    const KVSegment<Dtype> segment = view.segment(b, h, i);
+    if (row < segment.rows) {
+      const float* scales = part == 0 ? segment.key_scales : segment.value_scales;
+      return {(part == 0 ? segment.keys : segment.values) + row * view.d_head(), scales == nullptr ? nullptr : scales + row};
+    }
     row -= segment.rows;
   }
 }
@@ -42,8 +58,8 @@ struct Contiguous {
   static Cache make(const Sizes& s) {
     return Cache({.n_layers = s.layers, .n_kv_heads = s.heads, .d_head = s.widths[0], .max_len = s.max_len, .batch = s.batch});
   }
-  static const Dtype* row(const KVView<Dtype>& view, int part, Index b, Index h, Index row) {
-    return row_of(view, part, b, h, row);
+  static RowAt<Dtype> row(const KVView<Dtype>& view, int part, Index b, Index h, Index row) {
+    return row_of<Dtype>(view, part, b, h, row);
   }
 };
 
@@ -60,8 +76,8 @@ struct Paged {
     const Index block_size = 1 + s.max_len * 7 % 5;
     return Cache({.n_layers = s.layers, .n_kv_heads = s.heads, .d_head = s.widths[0], .max_len = s.max_len}, block_size);
   }
-  static const Dtype* row(const PagedKVView<Dtype>& view, int part, Index b, Index h, Index row) {
-    return row_of(view, part, b, h, row);
+  static RowAt<Dtype> row(const PagedKVView<Dtype>& view, int part, Index b, Index h, Index row) {
+    return row_of<Dtype>(view, part, b, h, row);
   }
 };
 
@@ -77,11 +93,29 @@ struct Latent {
     return Cache(
         {.n_layers = s.layers, .d_latent = s.widths[0], .d_rope = s.widths[1], .max_len = s.max_len, .batch = s.batch});
   }
-  static const Dtype* row(const LatentView<Dtype>& view, int part, Index b, Index, Index row) {
+  static RowAt<Dtype> row(const LatentView<Dtype>& view, int part, Index b, Index, Index row) {
     const auto rows = part == 0 ? view.latents(b) : view.rope_keys(b);
-    return rows.data() + row * rows.outerStride();
+    return {rows.data() + row * rows.outerStride()};
   }
 };
+
+// A row as a cache keeps it; with int8 the bytes of its scale stand behind it.
+template <class Dtype>
+std::vector<Dtype> stored_row(const std::vector<float>& numbers) {
+  std::vector<Dtype> row;
+  if constexpr (std::is_same_v<Dtype, std::int8_t>) {
+    float largest = 0;
+    for (const float x : numbers) largest = std::max(largest, std::abs(x));
+    const float scale = largest / 127.0F;
+    for (const float x : numbers)
+      row.push_back(static_cast<std::int8_t>(largest == 0 ? 0 : std::nearbyint(x * (127.0F / largest))));
+    const auto bytes = std::bit_cast<std::array<std::int8_t, sizeof scale>>(scale);
+    row.insert(row.end(), bytes.begin(), bytes.end());
+  } else {
+    for (const float x : numbers) row.push_back(Dtype(x));
+  }
+  return row;
+}
 
 // A cache as anyone would write it first: for each layer, sequence, head and part a list of rows.
 template <class Subject>
@@ -104,9 +138,9 @@ class NaiveCache {
       std::size_t at = 0;
       for (std::vector<Row>& head : target.parts[part]) {
         for (Index t = 0; t < tokens; ++t) {
-          Row row;
-          for (Index i = 0; i < sizes_.widths[part]; ++i) row.push_back(Dtype(chunks[part][at++]));
-          head.push_back(row);
+          const auto first = chunks[part].begin() + static_cast<std::ptrdiff_t>(at);
+          head.push_back(stored_row<Dtype>(std::vector<float>(first, first + sizes_.widths[part])));
+          at += static_cast<std::size_t>(sizes_.widths[part]);
         }
       }
     }
@@ -143,7 +177,10 @@ class NaiveCache {
             const std::vector<Row>& rows = layer.parts[part][static_cast<std::size_t>(b * sizes_.heads + h)];
             for (Index r = 0; r < layer.length; ++r) {
               const Row& row = rows[static_cast<std::size_t>(r)];
-              if (std::memcmp(Subject::row(view, part, b, h, r), row.data(), row.size() * sizeof(Dtype)) != 0) return false;
+              const RowAt<Dtype> at = Subject::row(view, part, b, h, r);
+              const auto width = static_cast<std::size_t>(sizes_.widths[part]);
+              if (std::memcmp(at.elements, row.data(), width * sizeof(Dtype)) != 0) return false;
+              if (at.scale != nullptr && std::memcmp(at.scale, row.data() + width, sizeof(float)) != 0) return false;
             }
           }
         }
@@ -233,8 +270,8 @@ std::size_t run_sequence(unsigned seed, std::size_t operations) {
 }  // namespace
 
 TEST_CASE_TEMPLATE("property: caches against lists of rows", Subject, Contiguous<float>, Contiguous<Eigen::half>,
-                   Contiguous<Eigen::bfloat16>, Paged<float>, Paged<Eigen::half>, Paged<Eigen::bfloat16>, Latent<float>,
-                   Latent<Eigen::half>, Latent<Eigen::bfloat16>) {
+                   Contiguous<Eigen::bfloat16>, Contiguous<std::int8_t>, Paged<float>, Paged<Eigen::half>,
+                   Paged<Eigen::bfloat16>, Paged<std::int8_t>, Latent<float>, Latent<Eigen::half>, Latent<Eigen::bfloat16>) {
   const std::size_t wanted = property::cases(20'000);
   std::size_t done = 0;
   unsigned seed = 0;

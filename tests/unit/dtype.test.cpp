@@ -170,6 +170,61 @@ TEST_CASE("dtype: strided rows are stored as contiguous ones are") {
   for (std::size_t i = 0; i < 130; ++i) CHECK(bits_of(halves[i]) == bits_of(Eigen::half(floats[3 * i])));
 }
 
+TEST_CASE("dtype: int8 rows are off by half a scale at most, the same at every level, contiguous or strided") {
+  std::mt19937 random(9);
+  std::normal_distribution<float> normal;
+  for (const Index count : {1, 2, 7, 16, 64, 65, 128, 1000, 1024, 1500, 2100}) {
+    CAPTURE(count);
+    const auto n = static_cast<std::size_t>(count);
+    const float size = std::exp(normal(random) * 10);
+    std::vector<float> numbers(n);
+    std::vector<float> strided(3 * n, std::nanf(""));
+    for (std::size_t i = 0; i < n; ++i) strided[3 * i] = numbers[i] = size * normal(random);
+    float largest = 0;
+    for (const float x : numbers) largest = std::max(largest, std::abs(x));
+    std::vector<std::int8_t> first;
+    for (const CpuLevel level : levels_here()) {
+      CAPTURE(name(level));
+      std::vector<std::int8_t> integers(n + 1, 99);  // the last one is not ours
+      const float scale = tinyllm::quantize(numbers.data(), 1, count, integers.data(), level);
+      CHECK(scale == largest / 127.0F);
+      CHECK(integers.back() == 99);
+      std::vector<float> back(n);
+      tinyllm::dequantize(integers.data(), count, scale, back.data());
+      double worst = 0;
+      for (std::size_t i = 0; i < n; ++i)
+        worst = std::max(worst, std::abs(static_cast<double>(back[i]) - static_cast<double>(numbers[i])));
+      CHECK(worst <= 0.5 * static_cast<double>(scale) * (1 + 1e-4));
+      if (first.empty()) first = integers;
+      CHECK(integers == first);
+      std::fill(integers.begin(), integers.end(), std::int8_t{5});
+      CHECK(tinyllm::quantize(strided.data(), 3, count, integers.data(), level) == scale);
+      CHECK(std::equal(integers.begin(), integers.end() - 1, first.begin()));
+    }
+  }
+}
+
+TEST_CASE("dtype: int8 rows of zeros, of the smallest and largest numbers, and of none") {
+  for (const CpuLevel level : levels_here()) {
+    CAPTURE(name(level));
+    std::vector<std::int8_t> integers(4);
+    const auto scale_of = [&](const std::vector<float>& numbers) {
+      return tinyllm::quantize(numbers.data(), 1, static_cast<Index>(numbers.size()), integers.data(), level);
+    };
+    CHECK(scale_of({0, -0.0F, 0, 0}) == 0.0F);
+    CHECK(integers == std::vector<std::int8_t>{0, 0, 0, 0});
+    CHECK(scale_of({1e-40F, 0, -1e-40F, 0}) == 0.0F);
+    CHECK(integers == std::vector<std::int8_t>{0, 0, 0, 0});
+    const float most = std::numeric_limits<float>::max();
+    CHECK(scale_of({most, -most, most / 2, 0}) == most / 127.0F);
+    CHECK(integers == std::vector<std::int8_t>{127, -127, 64, 0});
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+      CHECK(std::isnan(scale_of({1, bad, 2, 3})));
+      CHECK(integers == std::vector<std::int8_t>{0, 0, 0, 0});
+    }
+  }
+}
+
 TEST_CASE("dtype: levels have names, and this machine runs the oldest") {
   CHECK(tinyllm::runs(CpuLevel::portable));
   CHECK(tinyllm::runs(tinyllm::best_level()));

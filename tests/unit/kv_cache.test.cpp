@@ -20,7 +20,9 @@ using test_support::AttentionModel;
 template class tinyllm::KVCache<float>;
 template class tinyllm::KVCache<Eigen::half>;
 template class tinyllm::KVCache<Eigen::bfloat16>;
+template class tinyllm::KVCache<std::int8_t>;
 template class tinyllm::KVView<float>;
+template class tinyllm::KVView<std::int8_t>;
 
 namespace {
 
@@ -253,4 +255,43 @@ TEST_CASE("kv cache: a size that nobody filled in is refused") {
   CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .max_len = 1}), std::invalid_argument);
   CHECK_THROWS_AS(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1}), std::invalid_argument);
   CHECK(KVCache<float>(CacheDims{.n_layers = 1, .n_kv_heads = 1, .d_head = 1, .max_len = 1}).dims().batch == 1);
+}
+
+TEST_CASE("kv cache: int8 rows have a scale each and are rounded once") {
+  KVCache<std::int8_t> cache({.n_layers = 2, .n_kv_heads = 2, .d_head = 64, .max_len = 10});
+  CHECK(cache.nbytes() == 2 * 2 * 2 * 10 * (64 + 4));
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal;
+  RowMatrix k(3, 128);
+  RowMatrix v(3, 128);
+  for (Index i = 0; i < k.size(); ++i) {
+    k.data()[i] = normal(random) * static_cast<float>(1 + i / 64);
+    v.data()[i] = normal(random) + 5.0F;
+  }
+  for (Index layer = 0; layer < 2; ++layer) {
+    cache.update(layer, ChunkView::from_projection(k, 2), ChunkView::from_projection(v, 2));
+  }
+  const auto check = [&](const KVCache<std::int8_t>& held) {
+    for (Index h = 0; h < 2; ++h) {
+      const KVSegment<std::int8_t> segment = held.view(1).segment(0, h, 0);
+      for (Index row = 0; row < 3; ++row) {
+        CHECK(segment.key_scales[row] == k.block(row, h * 64, 1, 64).cwiseAbs().maxCoeff() / 127.0F);
+        CHECK(segment.value_scales[row] == v.block(row, h * 64, 1, 64).cwiseAbs().maxCoeff() / 127.0F);
+        for (Index c = 0; c < 64; ++c) {
+          const float key = segment.key_scales[row] * static_cast<float>(segment.keys[row * 64 + c]);
+          CHECK(std::abs(key - k(row, h * 64 + c)) <= 0.5001F * segment.key_scales[row]);
+        }
+      }
+    }
+  };
+  check(cache);
+  check(cache.clone());
+  // What comes later changes nothing of what is held.
+  for (Index layer = 0; layer < 2; ++layer) {
+    cache.update(layer, ChunkView::from_projection((100 * v).eval(), 2), ChunkView::from_projection(k, 2));
+  }
+  check(cache);
+  CHECK_THROWS_AS(
+      KVCache<std::int8_t>({.n_layers = 1, .n_kv_heads = 1, .d_head = std::numeric_limits<Index>::max() - 2, .max_len = 1}),
+      std::length_error);
 }

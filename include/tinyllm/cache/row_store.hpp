@@ -16,8 +16,12 @@
 #include <tinyllm/core/error.hpp>
 #include <tinyllm/core/types.hpp>
 
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <limits>
+#include <stdexcept>
 #include <type_traits>
 
 namespace tinyllm {
@@ -90,7 +94,10 @@ class RowStore {
   };
 
   static Index checked_rows(Index rows, Index d) {
-    static_cast<void>(checked_product({rows, checked_product({d, sizeof(Dtype)}) + (scaled ? Index{sizeof(float)} : 0)}));
+    constexpr Index scale = scaled ? Index{sizeof(float)} : 0;
+    const Index bytes = checked_product({d, sizeof(Dtype)});
+    if (bytes > std::numeric_limits<Index>::max() - scale) throw std::length_error("a product of sizes overflows");
+    static_cast<void>(checked_product({rows, bytes + scale}));
     return rows;
   }
 
