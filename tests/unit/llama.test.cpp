@@ -51,7 +51,8 @@ struct Loaded {
                   Activations activations = Activations::f32)
       : bytes(std::move(file)),
         pool(n_threads),
-        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, activations, kernels) {}
+        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool,
+              {.activations = activations, .kernels = kernels}) {}
 };
 
 std::vector<TokenId> random_ids(std::size_t n, std::size_t vocab) {
