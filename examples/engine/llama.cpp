@@ -80,14 +80,16 @@ class MatrixLoader {
 
 }  // namespace
 
-Llama::Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, Activations activations, const Kernels& kernels)
+Llama::Llama(std::shared_ptr<const Gguf> gguf, tinyllm::ThreadPool& pool, const LlamaOptions& options)
     : gguf_(std::move(gguf)),
       pool_(pool),
-      kernels_(kernels),
+      kernels_(options.kernels),
+      exactness_(options.exactness),
       config_(read_llama_config(*gguf_)),
       frequencies_(rope_frequencies(config_, *gguf_)),
       final_norm_(load_norm("output_norm.weight")),
-      matmul_(pool, activations, kernels) {
+      matmul_(pool, options.activations, options.kernels),
+      workspaces_(static_cast<std::size_t>(pool.concurrency())) {
   load_layers();
 }
 
@@ -133,7 +135,16 @@ void Llama::for_each_row(Index n, F f) const {
   });
 }
 
-void Llama::begin(std::span<const TokenId> ids, Positions positions) {
+// Makes room for a pass of n tokens.
+void Llama::begin(Index n) {
+  hidden_.resize(n, config_.hidden_size);
+  attended_.resize(n, config_.num_attention_heads * config_.head_dim);
+  cosines_.resize(n, config_.rope_dims);
+  sines_.resize(n, config_.rope_dims);
+}
+
+// One sequence's tokens become the rows of the pass from `first` on.
+void Llama::embed(std::span<const TokenId> ids, Positions positions, Index first) {
   const auto n = static_cast<Index>(ids.size());
   if (n == 0) throw std::invalid_argument("forward: there are no ids");
   if (positions.size() != n) throw std::invalid_argument(message("forward: ", n, " ids but ", positions.size(), " positions"));
@@ -146,16 +157,13 @@ void Llama::begin(std::span<const TokenId> ids, Positions positions) {
       throw std::out_of_range(message("forward: id ", id, " is not in the vocabulary of ", config_.vocab_size));
     }
   }
-  hidden_.resize(n, config_.hidden_size);
-  attended_.resize(n, config_.num_attention_heads * config_.head_dim);
-  cosines_.resize(n, config_.rope_dims);
-  sines_.resize(n, config_.rope_dims);
-  for_each_row(n, [&](Index row) {
-    embedding_.unpack_row(ids[static_cast<std::size_t>(row)],
+  for_each_row(n, [&](Index token) {
+    const Index row = first + token;
+    embedding_.unpack_row(ids[static_cast<std::size_t>(token)],
                           {hidden_.data() + row * hidden_.cols(), static_cast<std::size_t>(hidden_.cols())});
     for (Index i = 0; i < config_.rope_dims; i += 2) {
       // In double: a float angle of thousands of radians would be off by 1e-4.
-      const double angle = static_cast<double>(positions[row]) * frequencies_[static_cast<std::size_t>(i / 2)];
+      const double angle = static_cast<double>(positions[token]) * frequencies_[static_cast<std::size_t>(i / 2)];
       const auto cosine = static_cast<float>(std::cos(angle));
       const auto sine = static_cast<float>(std::sin(angle));
       cosines_(row, i) = cosine;
@@ -164,6 +172,28 @@ void Llama::begin(std::span<const TokenId> ids, Positions positions) {
       sines_(row, i + 1) = sine;
     }
   });
+}
+
+// The next rows of the pass are these tokens.
+void Llama::add_part(std::span<const TokenId> ids, Positions positions, Index n_logits) {
+  const Index first = parts_.empty() ? 0 : parts_.back().first + parts_.back().n;
+  const auto n = static_cast<Index>(ids.size());
+  if (n_logits < 0 || n_logits > n) {
+    throw std::invalid_argument(message("forward: logits of ", n_logits, " tokens are wanted of ", n));
+  }
+  embed(ids, positions, first);
+  parts_.push_back({.first = first, .n = n, .n_logits = n_logits, .work = n * (positions.first() + n), .all_threads = false});
+}
+
+// A part that would keep one thread busy for long after the others have ended is for all of them.
+void Llama::share_out(bool reserved) {
+  Index total = 0;
+  for (const Part& part : parts_) total += part.work;
+  n_alone_ = 0;
+  for (Part& part : parts_) {
+    part.all_threads = !reserved || part.work > total / pool_.concurrency() * 3 / 2;
+    if (!part.all_threads) ++n_alone_;
+  }
 }
 
 void Llama::project(Index layer) {
@@ -188,6 +218,18 @@ const RowMatrix& Llama::logits_of(Index first, Index n) {
   normalize(first, n, final_norm_);
   matmul_.multiply(normalized_, head_, logits_);
   return logits_;
+}
+
+// The logits of the batch's rows that are wanted, which it puts one behind the other at the top of hidden_.
+const RowMatrix& Llama::logits_of_wanted() {
+  Index wanted = 0;
+  for (const Part& part : parts_) {
+    const Index end = part.first + part.n;
+    for (Index row = end - part.n_logits; row < end; ++row, ++wanted) {
+      if (row != wanted) hidden_.row(wanted) = hidden_.row(row);
+    }
+  }
+  return logits_of(0, wanted);
 }
 
 // normalized_ = rows [first, first + n) of hidden_, divided by their root mean square, times the weights.

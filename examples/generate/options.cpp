@@ -63,8 +63,9 @@ void add_choice(CLI::App& app, const std::string& flag, const char* choices, Tar
 }
 
 tinyllm::CacheMode parse_cache(const std::string& text) {
-  if (text == "paged") throw UsageError("--cache paged is not available yet in this version: none and contiguous are");
-  if (text != "none" && text != "contiguous") throw UsageError(message("--cache: '", text, "' is neither none nor contiguous"));
+  if (text != "none" && text != "contiguous" && text != "paged") {
+    throw UsageError(message("--cache: '", text, "' is none of none, contiguous and paged"));
+  }
   return tinyllm::parse_cache_mode(text);
 }
 
@@ -72,14 +73,20 @@ KvDtype parse_kv_dtype(const std::string& text) {
   if (text == "f32") return KvDtype::f32;
   if (text == "f16") return KvDtype::f16;
   if (text == "bf16") return KvDtype::bf16;
-  if (text == "q8") throw UsageError("--kv-dtype q8 is not available yet in this version: f32, f16 and bf16 are");
-  throw UsageError(message("--kv-dtype: '", text, "' is none of f32, f16 and bf16"));
+  if (text == "q8") return KvDtype::q8;
+  throw UsageError(message("--kv-dtype: '", text, "' is none of f32, f16, bf16 and q8"));
 }
 
 engine::Activations parse_activations(const std::string& text) {
   if (text == "f32") return engine::Activations::f32;
   if (text == "q8") return engine::Activations::q8;
   throw UsageError(message("--activations: '", text, "' is neither f32 nor q8"));
+}
+
+tinyllm::Exactness parse_exactness(const std::string& text) {
+  if (text == "reproducible") return tinyllm::Exactness::reproducible;
+  if (text == "rounding") return tinyllm::Exactness::rounding;
+  throw UsageError(message("--exactness: '", text, "' is neither reproducible nor rounding"));
 }
 
 Index hardware_threads() {
@@ -90,6 +97,7 @@ Index hardware_threads() {
 /// Where the prompt options put what they find, until it is known that there is exactly one.
 struct PromptFlags {
   std::vector<PromptSource> given;
+  bool lines = false;  // each line is a prompt
 };
 
 void add_prompt_options(CLI::App& app, PromptFlags& flags) {
@@ -108,6 +116,16 @@ void add_prompt_options(CLI::App& app, PromptFlags& flags) {
          },
          "-: read the prompt from standard input")
       ->type_name("-");
+  app.add_option_function<std::string>(
+         "--batch",
+         [&flags](const std::string& value) {
+           const bool standard_input = value == "-";
+           flags.given.push_back({standard_input ? PromptSource::Kind::standard_input : PromptSource::Kind::file, value});
+           flags.lines = true;
+         },
+         "Answer each line of a file (-: of standard input) as a prompt of its own, all together; blank lines are skipped. "
+         "Prints the line's number, a tab and its text when it ends; with --json one object with all results in order")
+      ->type_name("FILE");
 }
 
 void add_ending_options(CLI::App& app, Options& options) {
@@ -140,11 +158,16 @@ void add_sampling_options(CLI::App& app, Options& options) {
 }
 
 void add_engine_options(CLI::App& app, Options& options) {
-  add_choice(app, "--cache", "none|contiguous", options.cache, parse_cache,
-             "none computes everything anew for each token, exactly and slowly (contiguous)");
-  add_choice(app, "--kv-dtype", "f32|f16|bf16", options.kv_dtype, parse_kv_dtype, "What the cache stores (f16)");
+  add_choice(app, "--cache", "none|contiguous|paged", options.cache, parse_cache,
+             "none computes everything anew for each token, exactly and slowly (contiguous; with --batch paged)");
+  add_choice(app, "--kv-dtype", "f32|f16|bf16|q8", options.kv_dtype, parse_kv_dtype,
+             "What the cache stores; q8: integers of 8 bits with a scale a row (f16)");
   add_choice(app, "--activations", "f32|q8", options.activations, parse_activations,
              "f32 is exact; q8 rounds what meets quantised weights to 8 bits and is faster (q8)");
+  add_choice(
+      app, "--exactness", "reproducible|rounding", options.exactness, parse_exactness,
+      "reproducible: a prompt's answer is the same alone and in a batch, whatever is beside it, on any number of threads; "
+      "rounding: long prompts go in about a tenth faster, and the last bits depend on such things (reproducible)");
   add_number(app, "--threads", Range<Index>{1, most_threads, "a whole number, 1 to 1024"}, options.threads,
              "Threads to compute with (one a processor)");
 }
@@ -193,11 +216,23 @@ std::optional<Options> parse_options(int argc, const char* const* argv) {
     throw UsageError(message(error.what(), " (see --help)"));
   }
 
-  if (prompts.given.empty()) throw UsageError("there is no prompt: give --prompt TEXT, --file FILE or -");
-  if (prompts.given.size() > 1) throw UsageError("give only one of --prompt, --file and -");
+  if (prompts.given.empty()) throw UsageError("there is no prompt: give --prompt TEXT, --file FILE, - or --batch FILE");
+  if (prompts.given.size() > 1) throw UsageError("give only one of --prompt, --file, - and --batch");
   if (tokenize && score) throw UsageError("give only one of --tokenize and --score");
   options.prompt = prompts.given.front();
   options.task = tokenize ? Task::tokenize : score ? Task::score : Task::generate;
+  if (prompts.lines) {
+    if (options.task != Task::generate) throw UsageError("give only one of --batch, --tokenize and --score");
+    if (options.top_logits > 0) throw UsageError("--top-logits shows one prompt's logits: it does not go with --batch");
+    if (app.count("--cache") > 0 && options.cache != tinyllm::CacheMode::paged) {
+      throw UsageError("--batch needs --cache paged, which it has unless told otherwise");
+    }
+    if (options.exactness != tinyllm::Exactness::reproducible) {
+      throw UsageError("--batch is always reproducible: --exactness rounding does not go with it");
+    }
+    options.task = Task::batch;
+    options.cache = tinyllm::CacheMode::paged;
+  }
   return options;
 }
 

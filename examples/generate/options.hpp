@@ -12,6 +12,7 @@
 
 #include "matmul.hpp"
 
+#include <tinyllm/attention/attendable.hpp>
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/generate/generate.hpp>
 #include <tinyllm/sampling/params.hpp>
@@ -22,10 +23,10 @@
 namespace cli {
 
 /// In what the cache stores keys and values.
-enum class KvDtype { f32, f16, bf16 };
+enum class KvDtype { f32, f16, bf16, q8 };
 
-/// What the program does with the prompt.
-enum class Task { generate, tokenize, score };
+/// What the program does with the prompt, or, in a batch, with each line of it.
+enum class Task { generate, batch, tokenize, score };
 
 struct Options {
   Task task = Task::generate;
@@ -36,6 +37,7 @@ struct Options {
   tinyllm::CacheMode cache = tinyllm::CacheMode::contiguous;
   KvDtype kv_dtype = KvDtype::f16;
   engine::Activations activations = engine::Activations::q8;
+  tinyllm::Exactness exactness = tinyllm::Exactness::reproducible;
   tinyllm::Index threads = 1;
   tinyllm::Index top_logits = 0;  ///< how many of the highest logits after the prompt to show
   bool json = false;

@@ -24,8 +24,18 @@ std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::erro
 // Tokens of the prompt that went through the model.
 Index prefill_tokens(const Report& report) { return report.run.stats.prompt_tokens - report.run.stats.cached_tokens; }
 
-// Passes behind the first, whose token counts as prefill.
-Index decode_steps(const Report& report) { return report.nll ? 0 : std::max<Index>(report.run.stats.forward_calls - 1, 0); }
+// Tokens chosen behind the first, which counts as prefill. An end token was chosen too.
+Index decode_steps(const Report& report) {
+  const tinyllm::Generation& run = report.run;
+  const Index chosen = run.stats.completion_tokens + (run.stop_kind == tinyllm::StopKind::eos ? 1 : 0);
+  return report.nll ? 0 : std::max<Index>(chosen - 1, 0);
+}
+
+Index completion_tokens(const BatchReport& report) {
+  Index sum = 0;
+  for (const Report& result : report.results) sum += result.run.stats.completion_tokens;
+  return sum;
+}
 
 std::optional<double> per_second(Index tokens, double seconds) {
   if (tokens <= 0 || !(seconds > 0)) return std::nullopt;
@@ -74,6 +84,31 @@ Json stats_json(const tinyllm::GenerationStats& stats) {
   return json;
 }
 
+Json report_json(const Report& report) {
+  Json json;
+  put_answer(json, report);
+  json["prompt_logits"] = or_null(report.prompt_logits);
+  json["nll"] = or_null(report.nll);
+  json["perplexity"] = report.nll ? Json(std::exp(*report.nll)) : Json(nullptr);
+  json["timings"] = timings_json(report);
+  json["stats"] = stats_json(report.run.stats);
+  return json;
+}
+
+// Of all requests together.
+tinyllm::GenerationStats total_stats(const BatchReport& report) {
+  tinyllm::GenerationStats total;
+  for (const Report& result : report.results) {
+    total.prompt_tokens += result.run.stats.prompt_tokens;
+    total.cached_tokens += result.run.stats.cached_tokens;
+  }
+  total.completion_tokens = completion_tokens(report);
+  total.forward_calls = report.forward_calls;
+  total.forward_rows = report.forward_rows;
+  total.cache_bytes = report.cache_bytes;
+  return total;
+}
+
 void write_speed(std::ostream& out, const char* what, Index tokens, double seconds) {
   out << what << ' ' << tokens << " tokens in " << seconds << " s";
   if (const auto speed = per_second(tokens, seconds)) out << " (" << *speed << " tokens/s)";
@@ -98,14 +133,19 @@ TopLogits top_logits(std::span<const float> logits, Index k) {
   return top;
 }
 
-std::string to_json(const Report& report) {
+std::string to_json(const Report& report) { return dump(report_json(report)); }
+
+std::string to_json(const BatchReport& report) {
   Json json;
-  put_answer(json, report);
-  json["prompt_logits"] = or_null(report.prompt_logits);
-  json["nll"] = or_null(report.nll);
-  json["perplexity"] = report.nll ? Json(std::exp(*report.nll)) : Json(nullptr);
-  json["timings"] = timings_json(report);
-  json["stats"] = stats_json(report.run.stats);
+  json["results"] = Json::array();
+  for (const Report& result : report.results) json["results"].push_back(report_json(result));
+  Json& timings = json["timings"];
+  timings["load_s"] = report.load_s;
+  timings["total_s"] = report.total_s;
+  timings["tokens_per_s"] = or_null(per_second(completion_tokens(report), report.total_s));
+  json["stats"] = stats_json(total_stats(report));
+  json["stats"]["requests"] = report.results.size();
+  json["stats"]["preemptions"] = report.preemptions;
   return dump(json);
 }
 
@@ -127,6 +167,18 @@ std::string stats_text(const Report& report) {
   out << run.stats.forward_rows << " rows in " << run.stats.forward_calls << " forward passes, cache of "
       << run.stats.cache_bytes << " bytes\n";
   if (!nll) out << run.stats.completion_tokens << " tokens made, ended by " << to_string(run.stop_kind) << '\n';
+  return out.str();
+}
+
+std::string stats_text(const BatchReport& report) {
+  const tinyllm::GenerationStats total = total_stats(report);
+  std::ostringstream out;
+  out << std::setprecision(4) << "load in " << report.load_s << " s\n";
+  write_speed(out, "answers of", total.completion_tokens, report.total_s);
+  out << report.results.size() << " prompts of " << total.prompt_tokens << " tokens, " << total.cached_tokens
+      << " of them found in the cache\n";
+  out << total.forward_rows << " rows in " << total.forward_calls << " forward passes, cache of " << total.cache_bytes
+      << " bytes, " << report.preemptions << " preemptions\n";
   return out.str();
 }
 

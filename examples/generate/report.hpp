@@ -11,6 +11,7 @@
 #include <tinyllm/core/types.hpp>
 #include <tinyllm/generate/generation.hpp>
 
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,17 +30,32 @@ struct Report {
   double load_s = 0;
 };
 
+/// What a batch of prompts came to.
+struct BatchReport {
+  std::vector<Report> results;
+  double load_s = 0;
+  double total_s = 0;  ///< from the first pass to the last token
+  tinyllm::Index forward_calls = 0;
+  tinyllm::Index forward_rows = 0;
+  tinyllm::Index preemptions = 0;  ///< times that a request lost its cache to older ones and was computed again
+  std::size_t cache_bytes = 0;     ///< of all blocks that were in use at the same time at most
+};
+
 /// The k highest logits, highest first, the lowest id first on a tie; NaN is lower than any number.
 TopLogits top_logits(std::span<const float> logits, tinyllm::Index k);
 
 /// One object on one line.
 std::string to_json(const Report& report);
 
+/// One object on one line: the results as for a single prompt, and what they took together.
+std::string to_json(const BatchReport& report);
+
 /// The ids as a JSON array on one line.
 std::string to_json(std::span<const tinyllm::TokenId> ids);
 
 std::string score_text(const Report& report);
 std::string stats_text(const Report& report);
+std::string stats_text(const BatchReport& report);
 
 /// A line for each: id, a tab, logit.
 std::string logits_text(const TopLogits& logits);

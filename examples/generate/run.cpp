@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run.hpp"
 
+#include "batch.hpp"
 #include "bundled_model.hpp"
 #include "interrupt.hpp"
 #include "prompt.hpp"
 #include "report.hpp"
 #include "score.hpp"
+#include "storage.hpp"
 #include "terminal.hpp"
 #include "usage_error.hpp"
 #include "watched_model.hpp"
@@ -16,6 +18,7 @@
 
 #include <tinyllm/tinyllm.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <memory>
@@ -38,11 +41,10 @@ std::shared_ptr<const engine::Gguf> open_model(const Options& options) {
   return std::make_shared<const engine::Gguf>(options.model ? std::filesystem::path(*options.model) : bundled_model());
 }
 
-engine::Llama load_weights(std::shared_ptr<const engine::Gguf> gguf, tinyllm::ThreadPool& pool,
-                           engine::Activations activations) {
+engine::Llama load_weights(const Options& options, std::shared_ptr<const engine::Gguf> gguf, tinyllm::ThreadPool& pool) {
   if (gguf->tensors().empty())
     throw UsageError(gguf->label() + ": has a vocabulary but no weights, enough for --tokenize only");
-  return engine::Llama(std::move(gguf), pool, activations);
+  return engine::Llama(std::move(gguf), pool, {.activations = options.activations, .exactness = options.exactness});
 }
 
 void check_length(const Options& options, Index tokens, Index context) {
@@ -62,16 +64,14 @@ auto with_cache(const Options& options, const engine::Llama& model, F f) {
     tinyllm::RecomputeCache cache;
     return f(cache);
   }
-  const auto with = [&]<class Dtype>(Dtype) {
+  return with_storage(options.kv_dtype, [&]<class Dtype>() {
+    if (options.cache == tinyllm::CacheMode::paged) {
+      tinyllm::PagedKVCache<Dtype> cache(tinyllm::cache_dims(model));
+      return f(cache);
+    }
     tinyllm::KVCache<Dtype> cache(tinyllm::cache_dims(model));
     return f(cache);
-  };
-  switch (options.kv_dtype) {
-    case KvDtype::f32: return with(float{});
-    case KvDtype::f16: return with(Eigen::half{});
-    case KvDtype::bf16: break;
-  }
-  return with(Eigen::bfloat16{});
+  });
 }
 
 /// Runs to the end, to Ctrl-C or until nobody reads any more. Text goes out as it is made, unless it goes into a JSON object.
@@ -135,10 +135,30 @@ void print(const Options& options, const Report& report, Output& output) {
   if (options.stats) std::cerr << stats_text(report);
 }
 
+int run_lines(const Options& options, std::string_view text, std::shared_ptr<const engine::Gguf> gguf,
+              const engine::Tokenizer& tokenizer, std::chrono::steady_clock::time_point started, Output& output) {
+  std::vector<BatchPrompt> prompts = read_batch(text, tokenizer);
+  tinyllm::ThreadPool pool(options.threads);
+  engine::Llama model = load_weights(options, std::move(gguf), pool);
+  const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
+  check_batch(prompts, model.config().max_position_embeddings);
+
+  catch_interrupts();
+  BatchReport report = answer_batch(options, model, tokenizer, std::move(prompts), output);
+  report.load_s = load_time.count();
+  for (Report& result : report.results) result.load_s = report.load_s;
+  if (options.json) output.write(to_json(report));
+  if (options.stats) std::cerr << stats_text(report);
+  const bool cut_short = interrupted() && std::any_of(report.results.begin(), report.results.end(), [](const Report& result) {
+                           return result.run.finish_reason == tinyllm::FinishReason::cancelled;
+                         });
+  return cut_short ? interrupted_exit_code : 0;
+}
+
 int run_model(const Options& options, Ids prompt, std::shared_ptr<const engine::Gguf> gguf, const engine::Tokenizer& tokenizer,
               std::chrono::steady_clock::time_point started, Output& output) {
   tinyllm::ThreadPool pool(options.threads);
-  engine::Llama model = load_weights(std::move(gguf), pool, options.activations);
+  engine::Llama model = load_weights(options, std::move(gguf), pool);
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
   check_length(options, static_cast<Index>(prompt.size()), model.config().max_position_embeddings);
 
@@ -165,6 +185,7 @@ int run(const Options& options) {
     output.write(to_json(tokenizer.encode(text, {.add_special = false})));
     return 0;
   }
+  if (options.task == Task::batch) return run_lines(options, text, gguf, tokenizer, started, output);
   Ids prompt = tokenizer.encode(text);
   try {
     return run_model(options, std::move(prompt), gguf, tokenizer, started, output);

@@ -32,13 +32,17 @@ void Output::end_line() {
 ProgressBar::ProgressBar(const char* what, tinyllm::Index total)
     : what_(what), total_(total), visible_(isatty(STDERR_FILENO) != 0) {}
 
-ProgressBar::~ProgressBar() {
-  if (visible_ && done_ > 0) std::fputs("\r\x1b[K", stderr);  // back to the line's start, and clear it
+ProgressBar::~ProgressBar() { hide(); }
+
+void ProgressBar::hide() {
+  if (shown_) std::fputs("\r\x1b[K", stderr);  // back to the line's start, and clear it
+  shown_ = false;
 }
 
 void ProgressBar::advance(tinyllm::Index n) {
   done_ += n;
   if (!visible_ || done_ >= total_) return;
+  shown_ = true;
   constexpr int width = 40;
   const auto filled = static_cast<std::size_t>(width * done_ / total_);
   const std::string bar = std::string(filled, '#') + std::string(width - filled, '.');

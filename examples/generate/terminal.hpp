@@ -43,12 +43,15 @@ class ProgressBar {
   ~ProgressBar();
 
   void advance(tinyllm::Index n);
+  /// Clears the line for something else, until the next `advance`.
+  void hide();
 
  private:
   const char* what_;
   tinyllm::Index total_;
   tinyllm::Index done_ = 0;
   bool visible_;
+  bool shown_ = false;
 };
 
 }  // namespace cli

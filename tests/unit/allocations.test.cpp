@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What allocates nothing once it is warm: a counting operator new says so. A program of its own, since it replaces that.
+// What allocates nothing once it is warm: a counting operator new says so, and a counting malloc, which is what Eigen calls;
+// the linker puts that in the place of the other. A program of its own, since it replaces them.
+#include "llama.hpp"
 #include "support/bytes_tokenizer.hpp"
+#include "support/tiny_llama.hpp"
 
 #include <tinyllm/tinyllm.hpp>
 
@@ -13,6 +16,8 @@
 #include <new>
 #include <vector>
 
+extern "C" void* __real_malloc(std::size_t size);
+
 namespace {
 
 std::atomic<std::size_t> allocations = 0;
@@ -20,7 +25,7 @@ std::atomic<std::size_t> allocations = 0;
 void* counted(std::size_t size, std::size_t alignment) {
   ++allocations;
   void* memory = alignment <= alignof(std::max_align_t)
-                     ? std::malloc(size)
+                     ? __real_malloc(size)
                      : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
@@ -28,6 +33,10 @@ void* counted(std::size_t size, std::size_t alignment) {
 
 }  // namespace
 
+extern "C" void* __wrap_malloc(std::size_t size) {
+  ++allocations;
+  return __real_malloc(size);
+}
 [[gnu::noinline]] void* operator new(std::size_t size) { return counted(size, 1); }
 [[gnu::noinline]] void* operator new[](std::size_t size) { return counted(size, 1); }
 [[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
@@ -97,6 +106,8 @@ struct SteadyModel {
 
 TEST_CASE("allocations: the counter counts") {
   CHECK(count_allocations([] { ::operator delete(::operator new(8)); }) == 1);
+  RowMatrix matrix;
+  CHECK(count_allocations([&] { matrix.resize(3, 5); }) == 1);
 }
 
 TEST_CASE("allocations: the byte path and the stop strings allocate nothing a token once warm") {
@@ -215,4 +226,35 @@ TEST_CASE("allocations: passes over many requests allocate nothing once warm") {
   CHECK(count_allocations([&] { steps(1500); }) == 0);
   CHECK(bytes > 4000);
   CHECK(pool->ledger().held() >= 4 * 100);
+}
+
+TEST_CASE("allocations: a decode step of a Llama allocates nothing") {
+  const test_support::TinyLlama weights({.hidden = 64, .heads = 4, .head_dim = 16, .rope_dims = 16, .inner = 96, .q8_0 = true});
+  const test_support::Bytes bytes = weights.gguf().bytes();
+  const auto gguf = std::make_shared<const engine::Gguf>(bytes);
+  ThreadPool threads(2);
+  std::vector<std::string> tokens;
+  for (std::size_t i = 0; i < weights.shape().vocab; ++i) tokens.emplace_back(1, static_cast<char>('A' + i));
+  const test_support::BytesTokenizer tokenizer(tokens);
+  for (const auto activations : {engine::Activations::f32, engine::Activations::q8}) {
+    engine::Llama llama(gguf, threads, {.activations = activations});
+
+    KVCache<Eigen::half> cache(cache_dims(llama));
+    GenerationRun run(llama, tokenizer, std::vector<TokenId>{1, 2, 3}, {}, cache);
+    for (int i = 0; i < 5; ++i) run.step();
+    CHECK(count_allocations([&] {
+            for (int i = 0; i < 100; ++i) run.step();
+          }) == 0);
+    CHECK(cache.seq_len() == 3 + 104);
+
+    const auto pool = std::make_shared<BlockPool<Eigen::half>>(pool_dims(cache_dims(llama), 100));
+    Scheduler scheduler(llama, tokenizer, pool, {});
+    std::vector<std::future<Generation>> answers;
+    for (TokenId i = 0; i < 4; ++i) answers.push_back(scheduler.submit(std::vector<TokenId>{i, 2, 3}, {.max_tokens = 120}));
+    for (int i = 0; i < 5; ++i) scheduler.step();
+    CHECK(count_allocations([&] {
+            for (int i = 0; i < 100; ++i) scheduler.step();
+          }) == 0);
+    CHECK(scheduler.stats().rows == 4 * (3 + 104));
+  }
 }

@@ -4,11 +4,15 @@
 #include "support/naive_llama.hpp"
 #include "support/tiny_llama.hpp"
 
+#include <tinyllm/batching/batch_causal_lm.hpp>
 #include <tinyllm/cache/kv_cache.hpp>
+#include <tinyllm/cache/paged_kv_cache.hpp>
 #include <tinyllm/cache/recompute.hpp>
 #include <tinyllm/generate/causal_lm.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <memory>
 #include <random>
 #include <span>
@@ -22,11 +26,16 @@ using engine::FileError;
 using engine::Gguf;
 using engine::Index;
 using engine::Llama;
+using engine::LlamaOptions;
 using test_support::Bytes;
 using test_support::GgufWriter;
 using test_support::TinyLlama;
 using test_support::TinyLlamaShape;
+using tinyllm::BatchEntry;
+using tinyllm::BlockPool;
+using tinyllm::Exactness;
 using tinyllm::KVCache;
+using tinyllm::PagedKVCache;
 using tinyllm::Positions;
 using tinyllm::RowMatrix;
 using tinyllm::TokenId;
@@ -34,7 +43,12 @@ using tinyllm::TokenId;
 static_assert(tinyllm::CausalLM<Llama, KVCache<float>>);
 static_assert(tinyllm::CausalLM<Llama, KVCache<Eigen::half>>);
 static_assert(tinyllm::CausalLM<Llama, KVCache<Eigen::bfloat16>>);
+static_assert(tinyllm::CausalLM<Llama, KVCache<std::int8_t>>);
+static_assert(tinyllm::CausalLM<Llama, PagedKVCache<Eigen::half>>);
 static_assert(tinyllm::CausalLM<Llama, tinyllm::RecomputeCache>);
+static_assert(tinyllm::BatchCausalLM<Llama, PagedKVCache<Eigen::half>>);
+static_assert(tinyllm::BatchCausalLM<Llama, PagedKVCache<std::int8_t>>);
+static_assert(tinyllm::BatchCausalLM<Llama, KVCache<float>>);
 
 namespace {
 
@@ -46,16 +60,17 @@ struct Loaded {
 
   explicit Loaded(const TinyLlama& tiny, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels(),
                   Activations activations = Activations::f32)
-      : Loaded(tiny.gguf().bytes(), n_threads, kernels, activations) {}
-  explicit Loaded(Bytes file, Index n_threads = 2, const engine::Kernels& kernels = engine::best_kernels(),
-                  Activations activations = Activations::f32)
+      : Loaded(tiny.gguf().bytes(), n_threads, {.activations = activations, .kernels = kernels}) {}
+  Loaded(const TinyLlama& tiny, Index n_threads, const LlamaOptions& options)
+      : Loaded(tiny.gguf().bytes(), n_threads, options) {}
+  explicit Loaded(Bytes file, Index n_threads = 2, const LlamaOptions& options = {})
       : bytes(std::move(file)),
         pool(n_threads),
-        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, activations, kernels) {}
+        model(std::make_shared<const Gguf>(std::span<const std::byte>(bytes)), pool, options) {}
 };
 
-std::vector<TokenId> random_ids(std::size_t n, std::size_t vocab) {
-  std::mt19937 random(11);
+std::vector<TokenId> random_ids(std::size_t n, std::size_t vocab, unsigned seed = 11) {
+  std::mt19937 random(seed);
   std::vector<TokenId> ids;
   for (std::size_t i = 0; i < n; ++i) ids.push_back(static_cast<TokenId>(random() % vocab));
   return ids;
@@ -92,6 +107,48 @@ template <class Cache>
 RowMatrix all_logits(Llama& model, std::span<const TokenId> ids, Cache& cache) {
   return model.forward_all(ids, cache.positions(static_cast<Index>(ids.size())), cache);
 }
+
+// Sequences that go through a model together, and what they should come to: all their logits, by themselves.
+template <class Cache>
+class Crowd {
+ public:
+  Crowd(Llama& model, const std::vector<std::vector<TokenId>>& sequences) : model_(model), sequences_(sequences) {
+    for (const std::vector<TokenId>& ids : sequences_) {
+      KVCache<typename Cache::value_type> alone(tinyllm::cache_dims(model));
+      expected_.push_back(all_logits(model, ids, alone));
+    }
+  }
+
+  // One pass: the next n[i] tokens of each sequence that has some left, logits of the last n_logits[i] of them.
+  void step(std::vector<Cache>& caches, const std::vector<Index>& n, const std::vector<Index>& n_logits) {
+    std::vector<BatchEntry<Cache>> batch;
+    std::vector<Eigen::RowVectorXf> rows;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      const Index held = caches[i].seq_len();
+      const Index tokens = std::min(n[i], static_cast<Index>(sequences_[i].size()) - held);
+      if (tokens == 0) continue;
+      const Index wanted = std::min(n_logits[i], tokens);
+      const auto ids = std::span(sequences_[i]).subspan(static_cast<std::size_t>(held), static_cast<std::size_t>(tokens));
+      batch.push_back({ids, caches[i].positions(tokens), &caches[i], wanted});
+      for (Index row = held + tokens - wanted; row < held + tokens; ++row) rows.emplace_back(expected_[i].row(row));
+    }
+    const RowMatrix& logits = model_.forward_batch(std::span<const BatchEntry<Cache>>(batch));
+    REQUIRE(logits.rows() == static_cast<Index>(rows.size()));
+    for (std::size_t i = 0; i < rows.size(); ++i) CHECK(logits.row(static_cast<Index>(i)) == rows[i]);
+  }
+
+  bool done(const std::vector<Cache>& caches) const {
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+      if (caches[i].seq_len() < static_cast<Index>(sequences_[i].size())) return false;
+    }
+    return true;
+  }
+
+ private:
+  Llama& model_;
+  std::vector<std::vector<TokenId>> sequences_;
+  std::vector<RowMatrix> expected_;
+};
 
 std::string file_error(const Bytes& bytes) {
   try {
@@ -222,6 +279,109 @@ TEST_CASE("llama_reads_sixteen_bit_caches") {
       CHECK(worst_difference(all_logits(loaded.model, all.subspan(t, 1), bfloat16), expected, t) < 2e-1);
     }
   }
+}
+
+TEST_CASE("llama_reads_eight_bit_caches") {
+  const TinyLlama tiny;
+  const std::vector<TokenId> ids = random_ids(40, tiny.shape().vocab);
+  const std::vector<std::vector<double>> expected = test_support::naive_llama(tiny, ids);
+  for (const engine::Kernels* kernels : engine::every_kernels()) {
+    Loaded loaded(tiny, 2, *kernels);
+    KVCache<std::int8_t> cache(tinyllm::cache_dims(loaded.model));
+    PagedKVCache<std::int8_t> paged(tinyllm::cache_dims(loaded.model), 4);
+    const std::span<const TokenId> all(ids);
+    CHECK(worst_difference(all_logits(loaded.model, all.first(30), cache), expected, 0) < 3e-1);
+    all_logits(loaded.model, all.first(30), paged);
+    for (std::size_t t = 30; t < 40; ++t) {
+      const RowMatrix logits = all_logits(loaded.model, all.subspan(t, 1), cache);
+      CHECK(worst_difference(logits, expected, t) < 3e-1);
+      CHECK(all_logits(loaded.model, all.subspan(t, 1), paged) == logits);
+    }
+  }
+}
+
+TEST_CASE("llama_gives_a_token_the_same_bits_in_any_batch") {
+  const TinyLlama plain;
+  const TinyLlama quantised({.hidden = 64, .heads = 4, .head_dim = 16, .rope_dims = 16, .inner = 96, .q8_0 = true});
+  for (const Activations activations : {Activations::f32, Activations::q8}) {
+    const TinyLlama& tiny = activations == Activations::f32 ? plain : quantised;
+    std::vector<std::vector<TokenId>> sequences;
+    for (const unsigned n : {90U, 1U, 33U, 17U, 128U, 60U, 2U, 45U}) sequences.push_back(random_ids(n, tiny.shape().vocab, n));
+    for (const Index n_threads : {1, 2, 3}) {
+      CAPTURE(n_threads);
+      Loaded loaded(tiny, n_threads, {.activations = activations});
+      Loaded alone(tiny, 1, {.activations = activations});
+      const tinyllm::CacheDims dims = tinyllm::cache_dims(loaded.model);
+
+      using Paged = PagedKVCache<Eigen::half>;
+      Crowd<Paged> crowd(loaded.model, sequences);
+      const auto pool = std::make_shared<BlockPool<Eigen::half>>(tinyllm::pool_dims(dims, 150, 4));
+      std::vector<Paged> caches;
+      for (std::size_t i = 0; i < sequences.size(); ++i) caches.emplace_back(pool, dims.max_len);
+      crowd.step(caches, {70, 1, 3, 16, 1, 0, 1, 20}, {1, 1, 0, 16, 1, 0, 1, 2});  // one is most of the work
+      while (!crowd.done(caches)) crowd.step(caches, {1, 1, 2, 1, 40, 5, 1, 3}, {1, 1, 1, 0, 1, 5, 1, 1});
+
+      using Plain = KVCache<float>;
+      Crowd<Plain> others(alone.model, sequences);
+      std::vector<Plain> plain_caches;
+      for (std::size_t i = 0; i < sequences.size(); ++i) plain_caches.emplace_back(dims);
+      while (!others.done(plain_caches)) others.step(plain_caches, {7, 1, 7, 7, 50, 7, 1, 7}, {1, 1, 1, 1, 50, 1, 1, 1});
+    }
+  }
+}
+
+TEST_CASE("llama_threads_and_chunks_change_no_bit") {
+  const TinyLlama tiny;
+  const std::vector<TokenId> ids = random_ids(100, tiny.shape().vocab);
+  Loaded one(tiny, 1);
+  Loaded three(tiny, 3);
+  KVCache<Eigen::half> whole(tinyllm::cache_dims(one.model));
+  KVCache<Eigen::half> parts(tinyllm::cache_dims(one.model));
+  const RowMatrix expected = all_logits(one.model, ids, whole);
+  std::size_t at = 0;
+  for (const std::size_t n : std::vector<std::size_t>{3, 1, 5, 2, 60, 1, 28}) {
+    CHECK(all_logits(three.model, std::span(ids).subspan(at, n), parts) ==
+          expected.middleRows(static_cast<Index>(at), static_cast<Index>(n)));
+    at += n;
+  }
+}
+
+TEST_CASE("llama_that_rounds_is_close") {
+  const TinyLlama tiny;
+  const std::vector<TokenId> ids = random_ids(100, tiny.shape().vocab);
+  const std::vector<std::vector<double>> expected = test_support::naive_llama(tiny, ids);
+  Loaded loaded(tiny, 2, {.exactness = Exactness::rounding});
+  KVCache<float> cache(tinyllm::cache_dims(loaded.model));
+  CHECK(worst_difference(all_logits(loaded.model, std::span(ids).first(70), cache), expected, 0) < 1e-4);
+  CHECK(worst_difference(all_logits(loaded.model, std::span(ids).subspan(70), cache), expected, 70) < 1e-4);
+}
+
+TEST_CASE("llama_refuses_bad_batches_and_leaves_the_caches_alone") {
+  const TinyLlama tiny;
+  Loaded loaded(tiny);
+  using Cache = PagedKVCache<float>;
+  const auto pool = std::make_shared<BlockPool<float>>(tinyllm::pool_dims(tinyllm::cache_dims(loaded.model), 3, 4));
+  std::vector<Cache> caches;
+  for (int i = 0; i < 2; ++i) caches.emplace_back(pool);
+  const auto pass = [&](const std::vector<TokenId>& a, const std::vector<TokenId>& b, Index n_logits) {
+    const BatchEntry<Cache> batch[] = {{a, caches[0].positions(static_cast<Index>(a.size())), &caches[0], 1},
+                                       {b, {caches[1].seq_len(), static_cast<Index>(b.size())}, &caches[1], n_logits}};
+    return loaded.model.forward_batch(std::span<const BatchEntry<Cache>>(batch)).rows();
+  };
+  const auto lengths = [&] { return std::vector<Index>{caches[0].seq_len(0), caches[1].seq_len(0)}; };
+  CHECK(pass({1, 2, 3}, {4, 5}, 2) == 3);
+  const std::vector<Index> before{3, 2};
+  CHECK_THROWS_WITH_AS(pass({1}, {0, 53}, 1), "forward: id 53 is not in the vocabulary of 53", std::out_of_range);
+  CHECK_THROWS_AS(pass({1}, {-1}, 1), std::out_of_range);
+  CHECK_THROWS_AS(pass({1}, {}, 0), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(pass({1}, {1}, 2), "forward: logits of 2 tokens are wanted of 1", std::invalid_argument);
+  CHECK_THROWS_AS(pass({1}, {1}, -1), std::invalid_argument);
+  CHECK(lengths() == before);
+  CHECK_THROWS_AS(pass({1}, std::vector<TokenId>(9, 7), 1), tinyllm::CacheFull);  // the pool has no blocks for them
+  for (Cache& cache : caches) cache.truncate(cache.seq_len());
+  CHECK(lengths() == before);
+  CHECK(pass({1}, {1}, 0) == 1);
+  CHECK(loaded.model.forward_batch(std::span<const BatchEntry<Cache>>()).rows() == 0);
 }
 
 TEST_CASE("llama_config_has_the_hugging_face_names") {
