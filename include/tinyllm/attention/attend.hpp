@@ -43,9 +43,9 @@ class AttendCall {
         out_(out),
         log_sum_exp_(options.log_sum_exp),
         scale_(options.scale ? *options.scale : 1.0F / std::sqrt(static_cast<float>(shape.d))),
-        fetching_(fetches_ahead()                 ? Fetching::ahead
-                  : shape.d >= kernels.fetch_from ? Fetching::other
-                                                  : Fetching::none),
+        fetching_(fetches_ahead()                        ? Fetching::ahead
+                  : shape.d >= fetch_from(shape.element) ? Fetching::other
+                                                         : Fetching::none),
         kernels_(kernels),
         plan_(plan),
         workspace_(workspace) {}

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -104,10 +105,11 @@ struct AttendShape {
   Index batch;
   Index tokens;  // T
   Index n_kv_heads;
-  Index group;    // query heads a kv head
-  Index d;        // columns of a query and of a key
-  Index d_value;  // columns of a value and of a result
-  Index row;      // elements from one stored row to the next
+  Index group;          // query heads a kv head
+  Index d;              // columns of a query and of a key
+  Index d_value;        // columns of a value and of a result
+  Index row;            // elements from one stored row to the next
+  std::size_t element;  // bytes of a stored element
   Index rows;
   Index query_offset;
   Index window;
@@ -151,6 +153,7 @@ AttendShape attend_shape(const View& view, const ConstRows& q, const Rows& out, 
           .d = d,
           .d_value = d_value,
           .row = row,
+          .element = sizeof(StoredType<View>),
           .rows = view.rows(),
           .query_offset = offset,
           .window = std::min(options.window.value_or(4 * far), 4 * far)};

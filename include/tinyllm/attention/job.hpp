@@ -10,6 +10,7 @@
 #include <tinyllm/core/simd_region.hpp>
 #include <tinyllm/core/types.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -37,13 +38,17 @@ inline constexpr Index fetch_ahead = 2048;
 /// Floats that a row of d takes in scratch: whole vectors at every level.
 constexpr Index padded(Index d) { return (d + 31) / 32 * 32; }
 
-/// Rows of a tile, a power of two: about 4 KB of keys and as much of values, so that they stay in the first level of cache
-/// together with everything else; twice that for wide rows, of which 4 KB would be too few to pay for a tile.
-constexpr Index tile_rows(Index d, Index row_bytes) {
+/// Rows of a tile, a power of two: what fits in some KB of keys and as much of values, so that they stay in the first level of
+/// cache together with everything else. Each tile costs a softmax of its own, so longer ones pay where rows are asked for
+/// ahead (Fetching::other); where they are not, a page of 4 KB is what the processor's prefetchers see at once.
+constexpr Index tile_rows(Index row_bytes, bool fetched) {
   Index rows = longest_tile;
-  while (rows > 8 && rows * row_bytes > (d > 64 ? 8192 : 4096)) rows /= 2;
+  while (rows > 8 && rows * row_bytes > (fetched ? 8192 : 4096)) rows /= 2;
   return rows;
 }
+
+/// Width of rows from which on Fetching::other pays, for elements of so many bytes.
+constexpr Index fetch_from(std::size_t element) { return element == 4 ? 65 : 1; }
 
 /// Consecutive stored rows of one head; `first` is the position of the first one.
 struct StoredRun {
@@ -117,7 +122,6 @@ struct AttentionKernels {
   void (*block)(const AttentionJob&);                                             // converts each tile once, for many pairs
   void (*fold)(const Partial& total, const Partial& part, Index pairs, Index d);  // total = merge(total, part)
   Index split_width;  // columns of `stream`: 0 in order, else blocks of 2·width, even ones first
-  Index fetch_from;   // width of rows from which on Fetching::other pays
 };
 
 }  // namespace attention_detail

@@ -88,20 +88,20 @@ inline const AttentionKernels& int8_kernels([[maybe_unused]] CpuLevel level) {
 #if TINYLLM_X86_LEVELS
   if (level >= CpuLevel::avx512_vnni) {
     static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, &avx512::block<std::int8_t>,
-                                           &avx512::fold, 0, 1};
+                                           &avx512::fold, 0};
     return dots;
   }
   if (level == CpuLevel::avx512) {
-    static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0, 1};
+    static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0};
     return wide;
   }
   if (level == CpuLevel::avx2) {
-    static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0, 1};
+    static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0};
     return table;
   }
 #endif
   static constexpr AttentionKernels plain{&portable::stream<portable::Int8Products>, &portable::block<std::int8_t>,
-                                          &portable::fold, 0, 1};
+                                          &portable::fold, 0};
   return plain;
 }
 
@@ -115,17 +115,17 @@ inline const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level
 #if TINYLLM_X86_LEVELS
     if (level >= CpuLevel::avx512) {
       static constexpr AttentionKernels wide{&avx512::stream<avx512::FloatProducts<Dtype>>, &avx512::block<Dtype>,
-                                             &avx512::fold, avx512::splits_pairs<Dtype> ? avx512::width : 0, 65};
+                                             &avx512::fold, avx512::splits_pairs<Dtype> ? avx512::width : 0};
       return wide;
     }
     if (level == CpuLevel::avx2) {
       static constexpr AttentionKernels table{&avx2::stream<avx2::FloatProducts<Dtype>>, &avx2::block<Dtype>, &avx2::fold,
-                                              avx2::splits_pairs<Dtype> ? avx2::width : 0, 65};
+                                              avx2::splits_pairs<Dtype> ? avx2::width : 0};
       return table;
     }
 #endif
     static constexpr AttentionKernels plain{&portable::stream<portable::FloatProducts<Dtype>>, &portable::block<Dtype>,
-                                            &portable::fold, 0, 65};
+                                            &portable::fold, 0};
     return plain;
   }
 }

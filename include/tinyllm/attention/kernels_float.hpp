@@ -85,7 +85,9 @@ inline void dot_rows(const Dtype* keys, Index rows, Index stride, Index d, const
 template <class Dtype>
 struct FloatProducts {
   static constexpr Index row_bytes(Index d) { return d * Index{sizeof(Dtype)}; }
-  static Index tile_rows(Index d) { return attention_detail::tile_rows(d, row_bytes(d)); }
+  static Index tile_rows(Index d) {
+    return attention_detail::tile_rows(row_bytes(d), d >= attention_detail::fetch_from(sizeof(Dtype)));
+  }
   static Index query_floats(Index d) { return attention_detail::padded(d); }
 
   /// A query, scaled, its columns in the order in which load_pair gives a key's.

@@ -65,11 +65,9 @@ TINYLLM_INLINE void store_sums(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
 }
 
 TINYLLM_INLINE Lanes exp2(Lanes x) {
-  const Lanes lowest = broadcast(-125.0F);
-  const Lanes magic = broadcast(12582912.0F);
-  const Lanes clamped = maximum(lowest, x);
-  const Lanes shifted = add(clamped, magic);
-  const Lanes f = subtract(clamped, subtract(shifted, magic));
+  const Lanes clamped = maximum(broadcast(-200.0F), x);  // far enough below for 0
+  const __m512 whole = _mm512_roundscale_ps(clamped.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Lanes f = {_mm512_sub_ps(clamped.v, whole)};
   Lanes p = broadcast(1.535336188319500e-4F);
   p = fma(p, f, broadcast(1.339887440266574e-3F));
   p = fma(p, f, broadcast(9.618437357674640e-3F));
@@ -77,9 +75,7 @@ TINYLLM_INLINE Lanes exp2(Lanes x) {
   p = fma(p, f, broadcast(2.402264791363012e-1F));
   p = fma(p, f, broadcast(6.931472028550421e-1F));
   p = fma(p, f, broadcast(1.0F));
-  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
-  const __m512i scaled = _mm512_add_epi32(_mm512_castps_si512(p.v), exponent);
-  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, lowest.v, _CMP_NLT_UQ), _mm512_castsi512_ps(scaled))};
+  return {_mm512_scalef_ps(p.v, whole)};
 }
 
 TINYLLM_INLINE __m256i load_bits(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
