@@ -59,10 +59,28 @@ class BadInput:
         self.refused("file and stdin", "--file", str(self.model), "-", stdin=b"b", says="only one")
         self.refused("prompt twice", "--prompt", "a", "--prompt", "b", says="--prompt")
         self.refused("tokenize and score", "--prompt", "a b", "--tokenize", "--score", says="only one")
-        for flag, value in (("--cache", "big"), ("--kv-dtype", "f8"), ("--activations", "f16"), ("--cache", "")):
+        for flag, value in (("--cache", "big"), ("--kv-dtype", "f8"), ("--activations", "f16"), ("--cache", ""), ("--exactness", "some")):
             self.refused(f"{flag} '{value}'", "--prompt", "a", flag, value, says=flag)
-        for flag, value in (("--cache", "paged"), ("--kv-dtype", "q8")):
-            self.refused(f"{flag} {value}", "--prompt", "a", flag, value, says="not available yet")
+
+    def batches(self):
+        batch = ("--batch", self.written("prompts.txt", b"The Fox\nThe Lion\n"))
+        self.refused("batch and prompt", *batch, "--prompt", "a", says="only one")
+        self.refused("batch and file", *batch, "--file", batch[1], says="only one")
+        self.refused("batch and stdin", *batch, "-", stdin=b"b", says="only one")
+        self.refused("two batches", *batch, *batch, says="--batch")
+        self.refused("batch and tokenize", *batch, "--tokenize", says="only one")
+        self.refused("batch and score", *batch, "--score", says="only one")
+        self.refused("batch and top logits", *batch, "--top-logits", "3", says="--top-logits")
+        for cache in ("none", "contiguous"):
+            self.refused(f"batch, cache {cache}", *batch, "--cache", cache, says="--cache paged")
+        self.refused("batch that rounds", *batch, "--exactness", "rounding", says="--exactness")
+        self.refused("missing batch", "--batch", str(self.folder / "none.txt"), says="none.txt")
+        self.refused("folder as batch", "--batch", str(self.folder), says="cannot read")
+        self.refused("empty batch", "--batch", self.written("empty.txt", b""), says="no prompt")
+        self.refused("batch of blank lines", "--batch", self.written("blank.txt", b"\n \n\t\r\n\n"), says="no prompt")
+        long = self.written("long.txt", b"The Fox\n\n" + b"The lion and the mouse. " * 4000 + b"\n")
+        self.refused("a prompt of a batch too long", "--batch", long, says="line 3")
+        self.refused("a bad stop in a batch", *batch, "--stop", "")
 
     def numbers(self):
         whole = ("--max-tokens", "--top-k", "--seed", "--threads", "--top-logits")
@@ -89,7 +107,7 @@ class BadInput:
             os.chmod(locked, 0)
             self.refused("unreadable prompt file", "--file", locked, says="locked.txt")
         long = self.written("long.txt", b"The lion and the mouse. " * 4000)
-        for cache in ("none", "contiguous"):
+        for cache in ("none", "contiguous", "paged"):
             self.refused(f"prompt too long, cache {cache}", "--file", long, "--cache", cache, says="context")
         self.refused("prompt too long to score", "--file", long, "--score", says="context")
         self.refused("empty stop", "--prompt", "a", "--stop", "")
@@ -173,6 +191,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         bad = BadInput(args.generate, args.model, folder, not args.no_memory_limit)
         bad.command_lines()
+        bad.batches()
         bad.numbers()
         bad.prompts()
         bad.models()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The program with its bundled model: text, streaming, stops, JSON, scores, sampling, Ctrl-C.
+"""The program with its bundled model: text, streaming, stops, JSON, scores, sampling, batches, Ctrl-C.
 
     check_bundled.py GENERATE [GOLDEN_JSON]
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from checks import Checks, run
 
 PROMPT = "Once upon a time"
+BLOCK = 16  # positions of a block of the paged cache
 NUMBER = (int, float)
 FIELDS = {
     "text": str,
@@ -85,18 +86,110 @@ class Bundled:
     def caches(self):
         exact = self.json("--cache", "none")
         self.checks.that("without a cache every pass sees all", exact["stats"]["forward_rows"] > 10 * len(exact["prompt_ids"]), exact["stats"])
-        for dtype in ("f32", "f16", "bf16"):
+        size = {}
+        paged = {}
+        for dtype in ("f32", "f16", "bf16", "q8"):
             out = self.json("--kv-dtype", dtype)
             self.checks.that(f"{dtype} runs", len(out["ids"]) == len(exact["ids"]) or out["finish_reason"] == "stop", out)
             if dtype == "f32":
                 self.checks.equal("with and without a cache the same ids", out["ids"], exact["ids"])
-        size = {dtype: self.json("--kv-dtype", dtype)["stats"]["cache_bytes"] for dtype in ("f32", "f16", "bf16")}
+                self.checks.equal("and the same logprobs", out["logprobs"], exact["logprobs"])
+            in_blocks = self.json("--kv-dtype", dtype, "--cache", "paged")
+            self.checks.equal(f"{dtype}, paged: the same", self.answer(in_blocks), self.answer(out))
+            size[dtype] = out["stats"]["cache_bytes"]
+            paged[dtype] = in_blocks["stats"]["cache_bytes"]
         self.checks.that("16 bits take half the memory", size["f32"] == 2 * size["f16"] == 2 * size["bf16"], size)
+        self.checks.that("8 bits take a little more than a quarter", size["f32"] < 4 * size["q8"] < 1.2 * size["f32"], size)
+        positions = len(exact["prompt_ids"]) + len(exact["ids"]) - 1
+        blocks = -(-positions // BLOCK)
+        whole = -(-(len(exact["prompt_ids"]) + len(self.endless()["ids"])) // BLOCK)
+        self.checks.that("a paged cache has the blocks that it fills", all(paged[d] * whole == size[d] * blocks for d in size), (size, paged, blocks, whole))
         self.checks.equal("one thread gives the same ids", self.json("--kv-dtype", "f32", "--threads", "1")["ids"], exact["ids"])
+
+    @staticmethod
+    def answer(out):
+        """What does not depend on how it was computed."""
+        return [out[name] for name in ("text", "prompt_ids", "ids", "pieces", "logprobs", "finish_reason", "stop_kind", "matched_stop")]
+
+    def endless(self):
+        return self.json("--ignore-eos", max_tokens=1_000_000)
+
+    def exactness(self):
+        """By default neither threads nor company change a bit; a prompt in a batch is computed in whatever chunks."""
+        long = " ".join([PROMPT] * 30)
+        exact = self.json(prompt=long)
+        self.checks.equal("one thread gives the same logprobs", self.json("--threads", "1", prompt=long)["logprobs"], exact["logprobs"])
+        self.checks.that("rounding runs", self.json("--exactness", "rounding", prompt=long)["ids"])
+
+    def batch_json(self, lines, *arguments, ends="\n"):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write("".join(line + ends for line in lines).encode())
+            file.flush()
+            result = self.run("--batch", file.name, "--json", *arguments)
+        if result.code != 0 or result.stderr:
+            raise SystemExit(f"FAILED generate --batch {arguments}: {result}")
+        return result.json()
+
+    def batch_equals_alone(self, name, prompts, *arguments):
+        out = self.batch_json(prompts, *arguments)
+        self.checks.equal(f"{name}: a result a prompt", len(out["results"]), len(prompts))
+        for prompt, result in zip(prompts, out["results"]):
+            alone = self.run("--prompt", prompt, "--json", *arguments).json()
+            self.checks.equal(f"{name}: as alone: {prompt[:30]!r}", self.answer(result), self.answer(alone))
+            self.checks.equal(f"{name}: the same fields", sorted(result), sorted(alone))
+        return out
+
+    def batch(self):
+        prompts = [PROMPT, "The Fox", "Le corbeau", "人之初", PROMPT + ", a lion", " ".join([PROMPT] * 25), PROMPT + ", a lion and", "A", PROMPT]
+        sampled = ("--temperature", "1.2", "--top-k", "50", "--top-p", "0.95", "--min-p", "0.01", "--repetition-penalty", "1.1", "--seed", "7")
+        out = self.batch_equals_alone("batch", prompts, "--max-tokens", "40")
+        self.batch_equals_alone("sampled batch", prompts, "--max-tokens", "40", *sampled)
+        self.batch_equals_alone("batch in q8", prompts, "--max-tokens", "40", "--kv-dtype", "q8")
+        self.batch_equals_alone("batch to the context's end", prompts, "--ignore-eos")
+        stop = out["results"][0]["text"][10:13]
+        self.batch_equals_alone("batch with stops", prompts, "--max-tokens", "40", "--stop", stop, "--cache", "paged")
+        self.batch_equals_alone("batch of no tokens", prompts, "--max-tokens", "0")
+        many = prompts * 40
+        crowd = self.batch_json(many, "--max-tokens", "8", "--threads", "1")
+        few = self.batch_json(prompts, "--max-tokens", "8")
+        self.checks.that("360 prompts", all(self.answer(r) == self.answer(few["results"][i % len(prompts)]) for i, r in enumerate(crowd["results"])))
+        self.checks.that("prompts begin with what others computed", crowd["stats"]["cached_tokens"] > 0, crowd["stats"])
+
+        self.checks.equal("a batch has the fields", sorted(out), ["results", "stats", "timings"])
+        self.checks.that("a batch's timings", all(isinstance(out["timings"][name], NUMBER) for name in ("load_s", "total_s", "tokens_per_s")), out["timings"])
+        stats = out["stats"]
+        self.checks.that("a batch's stats", all(isinstance(stats[name], int) for name in (*STATS, "requests", "preemptions")), stats)
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            self.checks.equal(f"{name} add up", stats[name], sum(result["stats"][name] for result in out["results"]))
+        self.checks.that("rows go through the model together", stats["forward_rows"] > 2 * stats["forward_calls"], stats)
+
+        same = self.batch_json(["", *prompts, "  ", ""], "--max-tokens", "40", ends="\r\n")
+        self.checks.equal("blank lines are skipped", [self.answer(r) for r in same["results"]], [self.answer(r) for r in out["results"]])
+        piped = self.run("--batch", "-", "--max-tokens", "40", "--json", stdin="\n".join(prompts).encode()).json()
+        self.checks.equal("a batch from standard input", [self.answer(r) for r in piped["results"]], [self.answer(r) for r in out["results"]])
+        plain = self.run("--batch", "-", "--max-tokens", "40", "--stats", stdin="\n\n".join(prompts).encode())
+        texts = {f"{2 * i + 1}\t{r['text']}\n" for i, r in enumerate(out["results"])}
+        fine = plain.code == 0 and all(text in plain.stdout.decode() for text in texts) and len(plain.stdout.decode()) == sum(map(len, texts))
+        self.checks.that("texts behind their lines' numbers", fine, plain)
+        self.checks.that("a batch's --stats go to standard error", b"forward passes" in plain.stderr, plain)
+
+    def batch_interrupt(self):
+        """Ctrl-C after the first answer."""
+        command = [self.generate, "--batch", "-", "--ignore-eos", "--threads", "1"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            child.stdin.write(("\n".join([" ".join([PROMPT] * 60)] + [PROMPT] * 3000)).encode())
+            child.stdin.close()
+            first = os.read(child.stdout.fileno(), 1)
+            child.send_signal(signal.SIGINT)
+            rest, errors = child.stdout.read(), child.stderr.read()
+            code = child.wait(timeout=120)
+        numbers = {int(line.split(b"\t")[0]) for line in (first + rest).split(b"\n") if line.split(b"\t")[0].isdigit()}
+        fine = code == 130 and not errors and 1 < len(numbers) < 3001
+        self.checks.that("Ctrl-C ends a batch with what was made", fine, (code, len(numbers), errors))
 
     def golden(self, path):
         for case in json.loads(Path(path).read_text())["cases"]:
-            for cache in ("contiguous", "none"):
+            for cache in ("contiguous", "paged", "none"):
                 out = self.json("--ignore-eos", "--kv-dtype", "f32", "--cache", cache, prompt=case["prompt"], max_tokens=len(case["greedy_ids"]))
                 name = f"{case['name']}, cache {cache}"
                 self.checks.equal(f"{name}: prompt ids", out["prompt_ids"], case["prompt_ids"])
@@ -118,7 +211,7 @@ class Bundled:
         self.checks.equal("--include-stop", self.json("--ignore-eos", "--stop", stop, "--include-stop")["text"], before + stop)
         self.checks.equal("a stop that looks like a list is one stop", self.json("--ignore-eos", "--stop", "[a,e]")["text"], text)
 
-        endless = self.json("--ignore-eos", max_tokens=1_000_000)
+        endless = self.endless()
         self.checks.equal("the context ends it", (endless["finish_reason"], endless["stop_kind"]), ("length", "context"))
 
     def prompts(self):
@@ -149,7 +242,7 @@ class Bundled:
         plain = self.run("--prompt", PROMPT + ", a lion", "--score")
         self.checks.that("a score for people", plain.code == 0 and b"perplexity" in plain.stdout and plain.stdout.count(b"\n") == 1, plain)
         one_by_one = self.score_by_generating(PROMPT)
-        for cache in ("none", "contiguous"):
+        for cache in ("none", "contiguous", "paged"):
             nll = self.run("--prompt", PROMPT, "--score", "--json", "--kv-dtype", "f32", "--cache", cache).json()["nll"]
             self.checks.that(f"score, cache {cache}, equals the logits'", math.isclose(nll, one_by_one, abs_tol=1e-4), (nll, one_by_one))
 
@@ -208,11 +301,14 @@ def main():
     bundled.fields()
     bundled.text_streams()
     bundled.caches()
+    bundled.exactness()
+    bundled.batch()
     bundled.endings()
     bundled.prompts()
     bundled.score()
     bundled.sampling()
     bundled.interrupt()
+    bundled.batch_interrupt()
     bundled.closed_output()
     if len(sys.argv) == 3:
         bundled.golden(sys.argv[2])

@@ -16,7 +16,8 @@ from checks import Checks, run
 
 EXTRA_LOGITS = 20  # at the end of the list two that are close may have changed places
 
-ROUNDED_NLL_TOLERANCE = 0.01  # what activations of eight bits may cost, in nats a token
+ROUNDED_NLL_TOLERANCE = 0.01  # what activations or a cache of eight bits may cost, in nats a token
+HALVED_NLL_TOLERANCE = 0.001  # what a cache of sixteen bits may
 
 
 def largest_difference(expected, actual):
@@ -26,13 +27,13 @@ def largest_difference(expected, actual):
 
 class Golden:
     def __init__(self, generate, model, golden):
-        self.command = (generate, "--model", model, "--kv-dtype", "f32", "--json")
+        self.command = (generate, "--model", model, "--json")
         self.logit_tolerance = golden["logit_tolerance"]
         self.nll_tolerance = golden["nll_tolerance"]
         self.checks = Checks()
 
-    def json(self, case, cache, *arguments):
-        result = run(*self.command, "--prompt", case["prompt"], "--cache", cache, *arguments, timeout=1800)
+    def json(self, case, cache, *arguments, kv="f32"):
+        result = run(*self.command, "--prompt", case["prompt"], "--cache", cache, "--kv-dtype", kv, *arguments, timeout=1800)
         if not self.checks.that(f"{case['name']}, cache {cache}: runs", result.code == 0, result, quiet=True):
             return None
         return result.json()
@@ -56,6 +57,14 @@ class Golden:
         name = f"{case['name']}, cache {cache}, activations {activations}"
         self.checks.that(f"{name}: nll within {difference:.6f}", difference <= tolerance, out["nll"])
 
+    def cache_costs(self, case):
+        """What storing keys and values in fewer bits changes of the likelihood, all else being exact."""
+        for cache in ("contiguous", "paged"):
+            nll = {kv: self.json(case, cache, "--score", "--activations", "f32", kv=kv)["nll"] for kv in ("f32", "f16", "bf16", "q8")}
+            for kv, tolerance in (("f16", HALVED_NLL_TOLERANCE), ("bf16", ROUNDED_NLL_TOLERANCE), ("q8", ROUNDED_NLL_TOLERANCE)):
+                difference = nll[kv] - nll["f32"]
+                self.checks.that(f"{case['name']}, cache {cache}: {kv} costs {difference:.6f} nats", abs(difference) <= tolerance, nll)
+
 
 def main():
     if len(sys.argv) != 4:
@@ -63,11 +72,13 @@ def main():
     content = json.loads(Path(sys.argv[3]).read_text())
     golden = Golden(sys.argv[1], sys.argv[2], content)
     for case in content["cases"]:
-        for cache in ("contiguous", "none"):
+        for cache in ("contiguous", "paged", "none"):
             golden.greedy(case, cache)
             if "nll" in case:
                 golden.likelihood(case, cache, "f32", golden.nll_tolerance)
                 golden.likelihood(case, cache, "q8", ROUNDED_NLL_TOLERANCE)
+        if "nll" in case:
+            golden.cache_costs(case)
     return golden.checks.exit_code()
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Checks the program with a real model and with llama.cpp's tokenizer tests, which are fetched, not kept in the tree.
 #
-#     tests/real_model/run.sh GENERATE CACHE_FOLDER [PART]...       parts: golden tokenizers (both)
+#     tests/real_model/run.sh GENERATE CACHE_FOLDER [PART]...       parts: golden batch tokenizers (all)
 #
 # GENERATE is the built program. What is in CACHE_FOLDER already is not fetched again: 100 MB for the model and 80 MB for
 # the tokenizers. Needs bash, tar, and Python 3 with venv or pip.
@@ -60,12 +60,17 @@ check_golden() {
   python3 "$tests/cli/check_golden.py" "$generate" "$model" "$tests/data/smollm2_golden.json"
 }
 
+check_batch() {
+  fetch_model
+  python3 "$tests/cli/check_batch.py" "$generate" "$model" "$tests/data/smollm2_golden.json"
+}
+
 check_tokenizers() {
   fetch_vocabularies
   python3 "$tests/cli/check_tokenizers.py" "$generate" "$vocabularies" "${tokenizers[@]}"
 }
 
-[[ $# -ge 2 ]] || die "usage: run.sh GENERATE CACHE_FOLDER [golden|tokenizers]..."
+[[ $# -ge 2 ]] || die "usage: run.sh GENERATE CACHE_FOLDER [golden|batch|tokenizers]..."
 generate=$1
 cache=$2
 shift 2
@@ -77,12 +82,13 @@ readonly model=$cache/SmolLM2-135M-Instruct.Q4_1.gguf
 readonly vocabularies=$cache/vocabularies
 export PYTHONDONTWRITEBYTECODE=1
 
-[[ $# -gt 0 ]] || set -- golden tokenizers
+[[ $# -gt 0 ]] || set -- golden batch tokenizers
 failed=0
 for part in "$@"; do
   echo "== $part"
   case $part in
     golden) check_golden || failed=1 ;;
+    batch) check_batch || failed=1 ;;
     tokenizers) check_tokenizers || failed=1 ;;
     *) die "there is no part '$part'" ;;
   esac
