@@ -230,7 +230,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="*", default=[case.name for case in CASES], choices=[case.name for case in CASES])
     parser.add_argument("--activations", default=None, help="passed on to generate")
-    parser.add_argument("--json", type=Path, help="write all runs there")
+    parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
 
     extra = ["--activations", args.activations] if args.activations else []
@@ -241,17 +241,16 @@ def main():
     )
     print(f"{Path(args.model).name}, {args.threads} threads, medians of {args.rounds} alternating runs")
     print(f"{'':<44} {'generate':>9} {'llama.cpp':>11} {'ratio':>7}", flush=True)
-    lines, all_runs = [], {}
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             if case.name not in args.cases:
                 continue
             runs = measure(case, programs, args.rounds, Path(folder))
-            all_runs[case.name] = {name: [vars(run) for run in some or []] for name, some in runs.items()}
             lines += report(case, runs["generate"], runs["llama.cpp"])
-    if args.json:
-        content = {"model": Path(args.model).name, "threads": args.threads, "rounds": args.rounds, "figures": lines, "runs": all_runs}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
+            if args.json:  # after each case, as some take minutes
+                content = {"model": Path(args.model).name, "threads": args.threads, "rounds": args.rounds, "figures": lines}
+                args.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 
