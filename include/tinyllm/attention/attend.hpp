@@ -105,6 +105,7 @@ class AttendCall {
             .first_key = 0,
             .end_key = 0,
             .fetching = fetching_,
+            .tile = 0,
             .part = part,
             .scratch = scratch};
   }

@@ -102,6 +102,7 @@ struct AttentionJob {
   Index first_key;     // a multiple of key_span
   Index end_key;
   Fetching fetching;
+  Index tile = 0;  // keys of a tile, which the kernel chooses
   Partial part;
   float* scratch;
 

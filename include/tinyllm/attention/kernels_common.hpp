@@ -72,12 +72,19 @@ TINYLLM_INLINE Fetch fetch_with_keys(Fetching fetching, const StoredRun& run, In
   if (fetching == Fetching::ahead) return {at(run.keys) + attention_detail::fetch_ahead, bytes, bytes};
   return {at(run.values), bytes, fetching == Fetching::other ? bytes : 0};
 }
-/// What to ask for while the values of n rows are at work, columns whose bytes are [from, from + some).
-TINYLLM_INLINE Fetch fetch_with_values(Fetching fetching, const StoredRun& run, Index row, Index n, Index bytes, Index from,
-                                       Index some) {
-  const auto at = [&](const void* rows) { return static_cast<const char*>(rows) + row * bytes; };
-  if (fetching == Fetching::ahead) return {at(run.values) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0};
-  return {at(run.keys) + n * (bytes + from), some, fetching == Fetching::other ? some : 0};
+/// What to ask for while the values of n rows from `position` on are at work, columns whose bytes are [from, from + some):
+/// a share of the keys that lie as far into the next tile.
+TINYLLM_INLINE Fetch fetch_with_values(const AttentionJob& job, const StoredRun& run, Index position, Index n, Index bytes,
+                                       Index from, Index some) {
+  const auto at = [&](const void* rows, Index row) { return static_cast<const char*>(rows) + row * bytes; };
+  if (job.fetching == Fetching::ahead) {
+    return {at(run.values, position - run.first) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0};
+  }
+  const StoredRun* next = &run;
+  const Index wanted = position + job.tile;
+  while (next + 1 < job.runs + job.n_runs && next->first + next->rows <= wanted) ++next;
+  if (job.fetching == Fetching::none || next->first + next->rows < wanted + n) return {nullptr, 0, 0};
+  return {at(next->keys, wanted - next->first) + n * from, some, some};
 }
 
 /// Where a factor of G rows lies: element (g, k) at data[g · row + k · step].

@@ -161,7 +161,7 @@ struct FloatProducts {
               static_cast<const Dtype*>(at.values) + row * job.row, job.row, n, d,
               {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
               sums + g * stride, stride, [&](Index from, Index count) {
-                return fetch_with_values(job.fetching, at, row, n, row_bytes(job.row), row_bytes(from), row_bytes(count));
+                return fetch_with_values(job, at, position, n, row_bytes(job.row), row_bytes(from), row_bytes(count));
               });
         });
       });

@@ -141,7 +141,7 @@ struct Int8Products {
         const Index row = position - at.first;
         const std::int8_t* values = static_cast<const std::int8_t*>(at.values) + row * d;
         const auto fetched = [&](Index column, Index count) {
-          return fetch_with_values(job_.fetching, at, row, n, d, column, count);
+          return fetch_with_values(job_, at, position, n, d, column, count);
         };
         if (job_.fetching == Fetching::none) {
           value_sums<G, false>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);

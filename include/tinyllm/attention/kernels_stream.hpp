@@ -114,7 +114,7 @@ inline void stream(const AttentionJob& given) {
                    scratch.queries + i * Products::query_floats(d));
   }
   const Fetching fetching = job.fetching;
-  const Index tile = Products::tile_rows(d);
+  const Index tile = job.tile = Products::tile_rows(d);
   const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
   for (Index first = job.first_key; first < job.end_key; first += tile) {
     const Index end = smaller(first + tile, job.end_key);
