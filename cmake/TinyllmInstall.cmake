@@ -14,6 +14,7 @@ configure_package_config_file(
 write_basic_package_version_file(
   "${PROJECT_BINARY_DIR}/tinyllmConfigVersion.cmake" COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
 install(FILES "${PROJECT_BINARY_DIR}/tinyllmConfig.cmake" "${PROJECT_BINARY_DIR}/tinyllmConfigVersion.cmake"
+        "${PROJECT_SOURCE_DIR}/cmake/TinyllmCompiled.cmake" "${PROJECT_SOURCE_DIR}/cmake/kernels.cpp.in"
         DESTINATION "${package_dir}")
 
 configure_file("${PROJECT_SOURCE_DIR}/cmake/tinyllm.pc.in" "${PROJECT_BINARY_DIR}/tinyllm.pc" @ONLY)

@@ -8,7 +8,7 @@ function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-if(NOT WAY STREQUAL "add_subdirectory")
+if(NOT WAY MATCHES "^add_subdirectory")
   run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${prefix}")
   # What was installed may move.
   file(RENAME "${prefix}" "${work}/moved")

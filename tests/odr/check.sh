@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Links a baseline file and one compiled for AVX-512 into one program, in both orders, and runs it; then looks into the
-# program: code that the baseline file chose for an old processor must not use newer registers.
+# program: code that the baseline file chose for an old processor must not use newer registers. At last, a baseline file that
+# leaves the kernels to a compiled library must not link with the one compiled for AVX-512.
 #     check.sh COMPILER INCLUDE_DIR EIGEN_DIR WORK_DIR
 set -eu
 compiler=$1 include=$2 eigen=$3 work=$4
@@ -29,3 +30,13 @@ for program in baseline_first wide_first; do
       exit failed
     }'
 done
+
+$compiler $flags -O0 -DTINYLLM_COMPILED -c "$here/baseline.cpp" -o "$work/user.o"
+if $compiler "$work/main.o" "$work/user.o" "$work/wide.o" -o "$work/mismatch" 2>"$work/mismatch.log"; then
+  echo "mismatch: a baseline file has linked with kernels for AVX-512"
+  exit 1
+fi
+grep -q 'undefined reference.*built_0000000::.*attention_kernels' "$work/mismatch.log" || {
+  cat "$work/mismatch.log"
+  exit 1
+}

@@ -9,11 +9,12 @@
 // Query heads h·H_q/H_kv .. share kv head h. Softmax and sums are float; masked keys are not read into any sum; a query that
 // sees no key gives zeros. The past is never converted or copied as a whole.
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
+// Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED
+// and has them once. Files compiled for other instruction sets than that library do not link with it.
 #pragma once
 
 #include <tinyllm/attention/attendable.hpp>
 #include <tinyllm/attention/job.hpp>
-#include <tinyllm/attention/kernels.hpp>
 #include <tinyllm/attention/plan.hpp>
 #include <tinyllm/core/cpu_level.hpp>
 #include <tinyllm/core/executor.hpp>
@@ -21,6 +22,10 @@
 
 #include <atomic>
 #include <cmath>
+
+#ifndef TINYLLM_COMPILED
+#include <tinyllm/attention/kernels.hpp>
+#endif
 
 namespace tinyllm {
 inline namespace TINYLLM_BUILD {

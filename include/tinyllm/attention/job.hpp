@@ -7,6 +7,8 @@
 // so that pairs which see the same keys lie together. Scores are kept in base 2: exp(x) = 2^(x · log2 e).
 #pragma once
 
+#include <tinyllm/core/cpu_level.hpp>
+#include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/simd_region.hpp>
 #include <tinyllm/core/types.hpp>
 
@@ -124,6 +126,11 @@ struct AttentionKernels {
   void (*fold)(const Partial& total, const Partial& part, Index pairs, Index d);  // total = merge(total, part)
   Index split_width;  // columns of `stream`: 0 in order, else blocks of 2·width, even ones first
 };
+
+/// The kernels for a storage type. Defined in kernels.hpp.
+/// Pre: this machine runs `level`
+template <StorageType Dtype>
+const AttentionKernels& attention_kernels(CpuLevel level);
 
 }  // namespace attention_detail
 }  // namespace TINYLLM_BUILD

@@ -82,35 +82,27 @@ namespace tinyllm {
 inline namespace TINYLLM_BUILD {
 namespace attention_detail {
 
-/// The kernels for int8.
-/// Pre: this machine runs `level`
-inline const AttentionKernels& int8_kernels([[maybe_unused]] CpuLevel level) {
-#if TINYLLM_X86_LEVELS
-  if (level >= CpuLevel::avx512_vnni) {
-    static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, &avx512::block<std::int8_t>,
-                                           &avx512::fold, 0};
-    return dots;
-  }
-  if (level == CpuLevel::avx512) {
-    static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0};
-    return wide;
-  }
-  if (level == CpuLevel::avx2) {
-    static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0};
-    return table;
-  }
-#endif
-  static constexpr AttentionKernels plain{&portable::stream<portable::Int8Products>, &portable::block<std::int8_t>,
-                                          &portable::fold, 0};
-  return plain;
-}
-
-/// The kernels for a storage type.
-/// Pre: this machine runs `level`
 template <StorageType Dtype>
-inline const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level) {
+const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level) {
   if constexpr (std::same_as<Dtype, std::int8_t>) {
-    return int8_kernels(level);
+#if TINYLLM_X86_LEVELS
+    if (level >= CpuLevel::avx512_vnni) {
+      static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, &avx512::block<std::int8_t>,
+                                             &avx512::fold, 0};
+      return dots;
+    }
+    if (level == CpuLevel::avx512) {
+      static constexpr AttentionKernels wide{&avx2::stream<avx2::Int8Products>, &avx512::block<std::int8_t>, &avx512::fold, 0};
+      return wide;
+    }
+    if (level == CpuLevel::avx2) {
+      static constexpr AttentionKernels table{&avx2::stream<avx2::Int8Products>, &avx2::block<std::int8_t>, &avx2::fold, 0};
+      return table;
+    }
+#endif
+    static constexpr AttentionKernels plain{&portable::stream<portable::Int8Products>, &portable::block<std::int8_t>,
+                                            &portable::fold, 0};
+    return plain;
   } else {
 #if TINYLLM_X86_LEVELS
     if (level >= CpuLevel::avx512) {
