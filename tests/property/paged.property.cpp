@@ -156,15 +156,26 @@ class Bench {
     return std::make_shared<int>(0);
   }
 
-  // Whether a sequence may grow by n positions from position `from` on, and if so its blocks then.
-  bool make_room(Sequence& s, Index from, Index n) {
+  // Blocks that a sequence needs to grow by n positions from position `from` on: new ones, and copies of those that it shares.
+  Index needed(const Sequence& s, Index from, Index n) const {
     const Index end = blocks_for(from + n);
     const Index have = static_cast<Index>(s.blocks.size());
+    const auto count = counted();
     Index needed = std::max<Index>(end - have, 0);
+    for (Index i = from / block_size_; i < std::min(end, have); ++i) {
+      needed += count.at(s.blocks[static_cast<std::size_t>(i)].get()) > 1 ? 1 : 0;
+    }
+    return needed;
+  }
+  Index obtainable() const { return ledger().size() - static_cast<Index>(counted().size()); }
+
+  // Whether a sequence may grow by n positions from position `from` on, and if so its blocks then.
+  bool make_room(Sequence& s, Index from, Index n) {
+    if (needed(s, from, n) > obtainable()) return false;
+    const Index end = blocks_for(from + n);
+    const Index have = static_cast<Index>(s.blocks.size());
     const auto count = counted();
     const auto shared = [&](Index i) { return count.at(s.blocks[static_cast<std::size_t>(i)].get()) > 1; };
-    for (Index i = from / block_size_; i < std::min(end, have); ++i) needed += shared(i) ? 1 : 0;
-    if (needed > ledger().size() - static_cast<Index>(count.size())) return false;
     for (Index i = from / block_size_; i < std::min(end, have); ++i) {
       if (shared(i)) s.blocks[static_cast<std::size_t>(i)] = std::make_shared<int>(0);
     }
@@ -184,7 +195,18 @@ class Bench {
     } else {
       ++exhausted_;
       CHECK_FALSE(s.cache.reserve(n));
-      CHECK_THROWS_AS(append_layer(s.cache, 0, more), OutOfBlocks);
+      Index most = n;
+      while (most > 0 && needed(s, length, most) > obtainable()) --most;
+      try {
+        append_layer(s.cache, 0, more);
+        FAIL("there were too few blocks");
+      } catch (const OutOfBlocks& error) {
+        CHECK(error.requested() == n);
+        CHECK(error.seq_len() == length);
+        CHECK(error.capacity() == length + most);
+        CHECK(error.blocks().needed == needed(s, length, n));
+        CHECK(error.blocks().available == obtainable());
+      }
     }
     CHECK(holds(s.cache, s.tokens));
   }
