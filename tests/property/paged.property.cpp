@@ -137,6 +137,8 @@ class Bench {
     const Ids prompt = some_ids(pick(20));
     const auto salt = static_cast<PrefixSalt>(pick(2));
     const Index known = prefixes_->match(prompt, salt);
+    const Index needed = prefixes_->blocks_needed(prompt, salt);
+    const Index available = ledger().available();
     const Index held = prefixes_->take(prompt, s.cache, salt);
     CHECK(held == known);
     CHECK(held <= std::max<Index>(static_cast<Index>(prompt.size()) - 1, 0));
@@ -144,6 +146,15 @@ class Bench {
     CHECK(holds(s.cache, s.tokens));
     for (const BlockId id : s.cache.blocks()) s.blocks.push_back(counter_of(id));
     sequences_.push_back(std::move(s));
+    // Whether the rest would fit was known before.
+    Sequence& taken = sequences_.back();
+    const Index rest = static_cast<Index>(prompt.size()) - held;
+    if (pick(2) == 0 || rest == 0 || held + rest > taken.cache.capacity()) return;
+    const bool fits = make_room(taken, held, rest);
+    CHECK(fits == (needed <= available));
+    CHECK(fits == taken.cache.reserve(rest));
+    taken.cache.truncate(held);
+    taken.blocks.resize(static_cast<std::size_t>(blocks_for(held)));
   }
 
   // The counter of a block that some sequence has, or a new one: an idle block has none.
