@@ -76,7 +76,7 @@ struct Kernels {
   void (*silu_multiply)(float* gate, const float* up, Index n);
 };
 
-/// The table of a level: `portable`, `avx2`, or `avx512`, which also needs the integer dot products of AVX-512 VNNI.
+/// The table of a level: `portable`, `avx2`, or `avx512_vnni`: AVX-512 with its integer dot products.
 /// Null where the processor or the build lacks it.
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();

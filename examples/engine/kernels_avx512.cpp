@@ -7,12 +7,11 @@
 
 #if TINYLLM_X86_LEVELS
 
-#include <cpuid.h>
 #include <immintrin.h>
 
 #include <cstring>
 
-TINYLLM_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+TINYLLM_TARGET_AVX512_VNNI_BEGIN
 namespace engine {
 namespace avx512 {
 namespace {
@@ -76,17 +75,11 @@ TINYLLM_TARGET_END
 namespace engine {
 
 const Kernels* avx512_kernels() {
-  static constexpr Kernels table{
-      "avx512",         tinyllm::CpuLevel::avx512, avx512::multiply_floats, avx512::multiply_quantized,
-      avx512::quantize, avx512::normalize,         avx512::rotate,          avx512::silu_multiply};
-  static const bool runs = [] {
-    unsigned a = 0;
-    unsigned b = 0;
-    unsigned c = 0;
-    unsigned d = 0;
-    return tinyllm::runs(tinyllm::CpuLevel::avx512) && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c & (1U << 11)) != 0;
-  }();
-  return runs ? &table : nullptr;
+  static constexpr Kernels table{"avx512_vnni",           tinyllm::CpuLevel::avx512_vnni,
+                                 avx512::multiply_floats, avx512::multiply_quantized,
+                                 avx512::quantize,        avx512::normalize,
+                                 avx512::rotate,          avx512::silu_multiply};
+  return tinyllm::runs(tinyllm::CpuLevel::avx512_vnni) ? &table : nullptr;
 }
 
 }  // namespace engine

@@ -61,7 +61,8 @@ TINYLLM_INLINE void pin(IntSum&) {}
 TINYLLM_INLINE Lanes divide(Lanes a, Lanes b) { return {a.v / b.v}; }
 TINYLLM_INLINE Lanes swap_pairs(Lanes a) { return {__builtin_shufflevector(a.v, a.v, 1, 0, 3, 2)}; }
 TINYLLM_INLINE void store_int8(std::int8_t* to, Lanes x) {
-  for (int i = 0; i < 4; ++i) to[i] = x.v[i] == x.v[i] ? static_cast<std::int8_t>(x.v[i]) : std::int8_t{0};
+  // In a block that holds a NaN anything may stand; it has no scale either.
+  for (int i = 0; i < 4; ++i) to[i] = x.v[i] >= -127 && x.v[i] <= 127 ? static_cast<std::int8_t>(x.v[i]) : std::int8_t{0};
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -33,6 +34,7 @@ struct Range {
   T least;
   T most;
   const char* text;
+  std::optional<T> besides = std::nullopt;  // allowed as well
 };
 
 // The whole text must be the number: "5x", "", " 5", "nan" and whatever is out of range are refused.
@@ -41,7 +43,7 @@ T parse_number(std::string_view flag, std::string_view text, const Range<T>& ran
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (!whole || !(value >= range.least && value <= range.most)) {
+  if (!whole || !((value >= range.least && value <= range.most) || value == range.besides)) {
     throw UsageError(message(flag, ": '", text, "' is not ", range.text));
   }
   return value;
@@ -144,8 +146,9 @@ void add_sampling_options(CLI::App& app, Options& options) {
   auto& sampling = options.sampling;
   const Range<float> share{0, 1, "a number from 0 to 1"};
   const Range<float> positive_share{std::numeric_limits<float>::denorm_min(), 1, "a number above 0, at most 1"};
-  add_number(app, "--temperature", Range<float>{0, largest_float, "a number, at least 0"}, sampling.temperature,
-             "Divides the logits before sampling; 0 is greedy (0)");
+  add_number(app, "--temperature",
+             Range<float>{tinyllm::least_temperature, tinyllm::most_temperature, "0, or a number from 1e-30 to 1e30", 0},
+             sampling.temperature, "Divides the logits before sampling; 0 is greedy (0)");
   add_number(app, "--top-k", Range<Index>{0, largest_index, "a whole number, at least 0"}, sampling.top_k,
              "Sample from the k most probable ids; 0: all (0)");
   add_number(app, "--top-p", positive_share, sampling.top_p, "Sample from the most probable ids that make up this share (1)");

@@ -92,7 +92,7 @@ class BadInput:
                 self.refused(f"{flag} '{value}'", "--prompt", "a", flag, value, says=flag)
         for flag in whole:
             self.refused(f"{flag} 1.5", "--prompt", "a", flag, "1.5", says=flag)
-        for flag, value in (("--top-p", "0"), ("--top-p", "1.01"), ("--min-p", "1.01"), ("--repetition-penalty", "0"), ("--threads", "0")):
+        for flag, value in (("--temperature", "1e-31"), ("--temperature", "1e31"), ("--top-p", "0"), ("--top-p", "1.01"), ("--min-p", "1.01"), ("--repetition-penalty", "0"), ("--threads", "0")):
             self.refused(f"{flag} {value}", "--prompt", "a", flag, value, says=flag)
 
     def prompts(self):

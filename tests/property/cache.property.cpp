@@ -260,6 +260,8 @@ std::size_t run_sequence(unsigned seed, std::size_t operations) {
       cache = cache.clone();
     } else {
       auto moved = std::move(cache);
+      cache.clear();  // one that was moved from is empty
+      CHECK(cache.seq_len() == 0);
       cache = std::move(moved);
     }
     REQUIRE(naive.same_as(cache));

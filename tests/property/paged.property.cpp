@@ -137,6 +137,8 @@ class Bench {
     const Ids prompt = some_ids(pick(20));
     const auto salt = static_cast<PrefixSalt>(pick(2));
     const Index known = prefixes_->match(prompt, salt);
+    const Index needed = prefixes_->blocks_needed(prompt, salt);
+    const Index available = ledger().available();
     const Index held = prefixes_->take(prompt, s.cache, salt);
     CHECK(held == known);
     CHECK(held <= std::max<Index>(static_cast<Index>(prompt.size()) - 1, 0));
@@ -144,6 +146,15 @@ class Bench {
     CHECK(holds(s.cache, s.tokens));
     for (const BlockId id : s.cache.blocks()) s.blocks.push_back(counter_of(id));
     sequences_.push_back(std::move(s));
+    // Whether the rest would fit was known before.
+    Sequence& taken = sequences_.back();
+    const Index rest = static_cast<Index>(prompt.size()) - held;
+    if (pick(2) == 0 || rest == 0 || held + rest > taken.cache.capacity()) return;
+    const bool fits = make_room(taken, held, rest);
+    CHECK(fits == (needed <= available));
+    CHECK(fits == taken.cache.reserve(rest));
+    taken.cache.truncate(held);
+    taken.blocks.resize(static_cast<std::size_t>(blocks_for(held)));
   }
 
   // The counter of a block that some sequence has, or a new one: an idle block has none.
@@ -156,15 +167,26 @@ class Bench {
     return std::make_shared<int>(0);
   }
 
-  // Whether a sequence may grow by n positions from position `from` on, and if so its blocks then.
-  bool make_room(Sequence& s, Index from, Index n) {
+  // Blocks that a sequence needs to grow by n positions from position `from` on: new ones, and copies of those that it shares.
+  Index needed(const Sequence& s, Index from, Index n) const {
     const Index end = blocks_for(from + n);
     const Index have = static_cast<Index>(s.blocks.size());
+    const auto count = counted();
     Index needed = std::max<Index>(end - have, 0);
+    for (Index i = from / block_size_; i < std::min(end, have); ++i) {
+      needed += count.at(s.blocks[static_cast<std::size_t>(i)].get()) > 1 ? 1 : 0;
+    }
+    return needed;
+  }
+  Index obtainable() const { return ledger().size() - static_cast<Index>(counted().size()); }
+
+  // Whether a sequence may grow by n positions from position `from` on, and if so its blocks then.
+  bool make_room(Sequence& s, Index from, Index n) {
+    if (needed(s, from, n) > obtainable()) return false;
+    const Index end = blocks_for(from + n);
+    const Index have = static_cast<Index>(s.blocks.size());
     const auto count = counted();
     const auto shared = [&](Index i) { return count.at(s.blocks[static_cast<std::size_t>(i)].get()) > 1; };
-    for (Index i = from / block_size_; i < std::min(end, have); ++i) needed += shared(i) ? 1 : 0;
-    if (needed > ledger().size() - static_cast<Index>(count.size())) return false;
     for (Index i = from / block_size_; i < std::min(end, have); ++i) {
       if (shared(i)) s.blocks[static_cast<std::size_t>(i)] = std::make_shared<int>(0);
     }
@@ -184,7 +206,18 @@ class Bench {
     } else {
       ++exhausted_;
       CHECK_FALSE(s.cache.reserve(n));
-      CHECK_THROWS_AS(append_layer(s.cache, 0, more), OutOfBlocks);
+      Index most = n;
+      while (most > 0 && needed(s, length, most) > obtainable()) --most;
+      try {
+        append_layer(s.cache, 0, more);
+        FAIL("there were too few blocks");
+      } catch (const OutOfBlocks& error) {
+        CHECK(error.requested() == n);
+        CHECK(error.seq_len() == length);
+        CHECK(error.capacity() == length + most);
+        CHECK(error.blocks().needed == needed(s, length, n));
+        CHECK(error.blocks().available == obtainable());
+      }
     }
     CHECK(holds(s.cache, s.tokens));
   }

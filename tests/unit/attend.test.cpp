@@ -329,6 +329,101 @@ TEST_CASE("attend: reproducible results are bit-identical warm and cold, chunked
   check_reproducible<std::int8_t>(36, 2, 100);
 }
 
+namespace {
+
+// Segments of two rows whose elements lie one after the other, and whose scales lie each in an array of its own.
+struct ScalesApart {
+  static constexpr Index n = 9;
+  static constexpr Index d = 16;
+  std::vector<std::int8_t> keys = std::vector<std::int8_t>(2 * n * d);
+  std::vector<std::int8_t> values = std::vector<std::int8_t>(2 * n * d);
+  std::vector<std::vector<float>> key_scales;
+  std::vector<std::vector<float>> value_scales;
+  bool keys_apart;
+  bool values_apart;
+
+  ScalesApart(std::mt19937& random, bool k_apart, bool v_apart) : keys_apart(k_apart), values_apart(v_apart) {
+    for (std::vector<std::int8_t>* elements : {&keys, &values}) {
+      for (std::int8_t& x : *elements) x = static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127);
+    }
+    for (auto* scales : {&key_scales, &value_scales}) {
+      const bool apart = scales == &key_scales ? keys_apart : values_apart;
+      for (Index i = 0; i < (apart ? n : 1); ++i) {
+        std::vector<float> of_segment(apart ? 2 : static_cast<std::size_t>(2 * n));
+        for (float& scale : of_segment) scale = static_cast<float>(1 + random() % 30) / 1000;
+        scales->push_back(of_segment);
+      }
+    }
+  }
+  Index rows() const { return 2 * n; }
+  Index batch() const { return 1; }
+  Index n_heads() const { return 1; }
+  Index d_head() const { return d; }
+  Index n_segments() const { return n; }
+  tinyllm::KVSegment<std::int8_t> segment(Index, Index, Index i) const {
+    const auto of = [i](const std::vector<std::vector<float>>& scales, bool apart) {
+      return apart ? scales[static_cast<std::size_t>(i)].data() : scales[0].data() + 2 * i;
+    };
+    return {keys.data() + 2 * i * d, values.data() + 2 * i * d, 2, of(key_scales, keys_apart), of(value_scales, values_apart)};
+  }
+};
+
+// Rows of `d` elements, `row` apart, of which a value takes `d_value`.
+template <class Dtype>
+struct Strided {
+  Index d;
+  Index value;
+  Index row;
+  std::vector<Dtype> elements = std::vector<Dtype>(300, Dtype(1));
+  std::vector<float> scales = std::vector<float>(3, 1.0F);
+  Index rows() const { return 3; }
+  Index batch() const { return 1; }
+  Index n_heads() const { return 1; }
+  Index d_head() const { return d; }
+  Index d_value() const { return value; }
+  Index row_stride() const { return row; }
+  Index n_segments() const { return 1; }
+  tinyllm::KVSegment<Dtype> segment(Index, Index, Index) const {
+    return {elements.data(), elements.data(), 3, scales.data(), scales.data()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("attend: int8 segments whose rows lie together and whose scales do not are read each with its own") {
+  for (const int apart : {0, 1, 2, 3}) {
+    CAPTURE(apart);
+    std::mt19937 random(5);
+    const ScalesApart view(random, apart % 2 == 1, apart / 2 == 1);
+    AttendWorkspace workspace;
+    for (const Index tokens : {1, 10}) {
+      const RowMatrix q = random_rows(tokens, ScalesApart::d, random);
+      RowMatrix expected(tokens, ScalesApart::d);
+      tinyllm::reference_attention(view, q, expected);
+      for (const CpuLevel level : levels_here()) {
+        CAPTURE(name(level));
+        RowMatrix out(tokens, ScalesApart::d);
+        tinyllm::attend(view, q, out, workspace, {.level = level});
+        CHECK(worst(out, expected) < tolerance_of<std::int8_t>);
+      }
+    }
+  }
+}
+
+TEST_CASE("attend: int8 rows must be dense and as wide as the values") {
+  AttendWorkspace workspace;
+  const RowMatrix q = RowMatrix::Ones(1, 16);
+  RowMatrix out(1, 16);
+  RowMatrix narrow(1, 8);
+  CHECK_NOTHROW(tinyllm::attend(Strided<std::int8_t>{16, 16, 16}, q, out, workspace));
+  CHECK_THROWS_AS(tinyllm::attend(Strided<std::int8_t>{16, 16, 20}, q, out, workspace), std::invalid_argument);
+  CHECK_THROWS_AS(tinyllm::attend(Strided<std::int8_t>{16, 8, 16}, q, narrow, workspace), std::invalid_argument);
+  CHECK_THROWS_AS(tinyllm::reference_attention(Strided<std::int8_t>{16, 16, 20}, q, out), std::invalid_argument);
+  CHECK_NOTHROW(tinyllm::attend(Strided<float>{16, 16, 20}, q, out, workspace));
+  CHECK_NOTHROW(tinyllm::attend(Strided<float>{16, 8, 20}, q, narrow, workspace));
+  CHECK((narrow.array() == 1.0F).all());
+}
+
 TEST_CASE("attend: shapes that do not fit are refused") {
   std::mt19937 random(1);
   const SegmentedView<float> view({2, 2, 3, 8, 16}, random);

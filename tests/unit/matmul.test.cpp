@@ -379,11 +379,23 @@ TEST_CASE("kernels_quantize_in_blocks_of_32") {
       for (const Index at : {0, 17, 31}) {
         RowMatrix spoiled = random_rows(1, 32, 4);
         spoiled(0, at) = bad;
+        if (at > 4) spoiled(0, at - 4) = 1e20F;  // which a NaN may make it forget, so that 127 is exceeded
         kernels->quantize(spoiled.data(), 32, q.data(), scales.data());
         CHECK_FALSE(std::isfinite(scales[0].scale));  // so that what comes out is no number either
       }
     }
   }
+}
+
+TEST_CASE("kernels_come_with_the_best_attention_that_the_processor_runs") {
+  using tinyllm::CpuLevel;
+  for (const Kernels* kernels : engine::every_kernels()) {
+    CHECK(std::string(kernels->name) == tinyllm::name(kernels->level));
+    CHECK(tinyllm::runs(kernels->level));
+  }
+  // AVX-512 without integer dot products has no kernels of its own.
+  const CpuLevel best = tinyllm::best_level();
+  CHECK(engine::best_kernels().level == (best == CpuLevel::avx512 ? CpuLevel::avx2 : best));
 }
 
 TEST_CASE("kernels_normalize_rotate_and_silu_equal_plain_loops") {

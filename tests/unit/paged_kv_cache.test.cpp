@@ -318,6 +318,52 @@ TEST_CASE("paged cache: out of blocks says how many, and changes nothing") {
   CHECK(holds(a, ids(5)));
 }
 
+TEST_CASE("paged cache: out of blocks, a kept block that nobody else holds is room without a copy") {
+  const auto pool = make_pool(2);
+  Paged other(pool);
+  REQUIRE(other.reserve(1));
+  Paged cache(pool);
+  append(cache, ids(4));
+  pool->ledger().keep(cache.blocks()[0]);
+  cache.truncate(1);
+  CHECK(cache.blocks_missing(3) == 0);
+  CHECK(cache.blocks_missing(4) == 1);
+  try {
+    append(cache, ids(4, 10));
+    FAIL("there was no second block");
+  } catch (const OutOfBlocks& error) {
+    CHECK(error.capacity() == 4);
+    CHECK(error.blocks().needed == 1);
+    CHECK(error.blocks().available == 0);
+  }
+  append(cache, ids(3, 10));
+  CHECK(holds(cache, joined(ids(1), ids(3, 10))));
+}
+
+TEST_CASE("paged cache: one that was moved from is empty and takes no more") {
+  const auto pool = make_pool(2);
+  Paged cache(pool);
+  append(cache, ids(6));
+  Paged moved = std::move(cache);
+  Paged& left = cache;
+  left.truncate(0);
+  left.clear();
+  CHECK(left.seq_len() == 0);
+  CHECK(left.nbytes() == 0);
+  CHECK(left.block_size() == 4);
+  CHECK(left.blocks().empty());
+  CHECK(left.positions(2).first() == 0);
+  CHECK(left.mask(2).rows() == 2);
+  CHECK_FALSE(left.reserve(1));
+  CHECK_THROWS_AS(append_layer(left, 0, ids(1)), std::out_of_range);
+  CHECK_THROWS_AS(left.view(0), std::out_of_range);
+  CHECK_THROWS_AS(left.fork(), std::invalid_argument);
+  CHECK_THROWS_AS(left.clone(), std::invalid_argument);
+  CHECK(holds(moved, ids(6)));
+  left = std::move(moved);
+  CHECK(holds(left, ids(6)));
+}
+
 TEST_CASE("paged cache: what was reserved is there for the pass, and goes back if it is not used") {
   const auto pool = make_pool(4);
   Paged a(pool);

@@ -187,6 +187,22 @@ TEST_CASE("prefix cache: of two prefixes the one that was used longer ago goes f
   CHECK(pool->ledger().available() == 4);
 }
 
+TEST_CASE("prefix cache: how many blocks a prompt takes depends on who holds what is known of it") {
+  const auto pool = make_pool(6);
+  PrefixCache prefixes(pool);
+  CHECK(prefixes.blocks_needed(ids(9)) == 3);
+  std::optional<Paged> first{run(prefixes, pool, ids(9))};
+  CHECK(prefixes.blocks_needed(ids(13)) == 2);  // two of four are held
+  CHECK(prefixes.blocks_needed(ids(9)) == 1);
+  CHECK(prefixes.blocks_needed(ids(8)) == 1);  // the second one's last position is computed again, in a copy
+  CHECK(prefixes.blocks_needed(ids(13), 1) == 4);
+  first.reset();
+  CHECK(pool->ledger().idle() == 2);
+  CHECK(prefixes.blocks_needed(ids(13)) == 4);  // idle blocks are among those that are available
+  CHECK(prefixes.blocks_needed(ids(8)) == 2);
+  CHECK(prefixes.stats().queries == 1);
+}
+
 TEST_CASE("prefix cache: in a full pool a sequence goes on in a kept block that nobody else holds") {
   const auto pool = make_pool(2);
   PrefixCache prefixes(pool);

@@ -142,10 +142,24 @@ std::vector<float> random_logits(Kind kind, std::size_t n, std::mt19937& random)
 SamplingParams random_params(std::size_t n, std::mt19937& random) {
   const auto any = [&random](std::initializer_list<float> values) { return values.begin()[random() % values.size()]; };
   const Index k[] = {0, 0, 1, 2, 40, 300, static_cast<Index>(n) - 1, static_cast<Index>(n)};
-  return {.temperature = any({0.3F, 1.0F, 1.0F, 2.0F, 1e-6F, 1e30F}),
+  return {.temperature = any({0.3F, 1.0F, 1.0F, 2.0F, 1e-6F, 1e30F, 1e-30F}),
           .min_p = any({0.0F, 0.0F, 0.05F, 0.5F, 1.0F, 1e-20F}),
           .top_k = k[random() % 8],
-          .top_p = any({1.0F, 1.0F, 0.999F, 0.95F, 0.5F, 1e-9F})};
+          .top_p = any({1.0F, 1.0F, 0.99999994F, 0.999F, 0.95F, 0.5F, 1e-9F})};
+}
+
+// Half of the logits become the lowest one that min_p, or its being a weight at all, leaves.
+void put_on_cut(std::vector<float>& logits, const SamplingParams& params, std::mt19937& random) {
+  const auto best = static_cast<std::size_t>(greedy_choice(logits));
+  const auto highest = static_cast<long double>(logits[best]);
+  const auto temperature = static_cast<long double>(params.temperature);
+  long double least = highest - 87 * temperature;
+  if (params.min_p > 0) least = std::max(least, highest + temperature * std::log(static_cast<long double>(params.min_p)));
+  auto cut = static_cast<float>(least);
+  if (static_cast<long double>(cut) < least) cut = std::nextafter(cut, infinity);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (i != best && random() % 2 == 0) logits[i] = cut;
+  }
 }
 
 std::size_t random_size(std::mt19937& random) {
@@ -296,6 +310,13 @@ TEST_CASE("sampler: what makes no sense is refused by name") {
   refused({.temperature = -0.5F}, "temperature");
   refused({.temperature = not_a_number}, "temperature");
   refused({.temperature = infinity}, "temperature");
+  refused({.temperature = 1.1e30F}, "temperature 1.1e+30 is not 0 or in [1e-30, 1e30]");  // weights of NaN from 4e36 on
+  refused({.temperature = 0.9e-30F}, "temperature");
+  refused({.temperature = -1e-30F}, "temperature");
+  refused({.logit_bias = {{0, 1.0F}, {1, not_a_number}}}, "logit_bias nan is not a number");
+  CHECK_NOTHROW(check_params({.logit_bias = {{0, infinity}, {1, -infinity}}, .temperature = -0.0F}));
+  CHECK_NOTHROW(check_params({.temperature = 1e30F}));
+  CHECK_NOTHROW(check_params({.temperature = 1e-30F}));
   refused({.min_p = 1.5F}, "min_p");
   refused({.top_k = -1}, "top_k");
   refused({.top_p = 0.0F}, "top_p");
@@ -383,8 +404,9 @@ TEST_CASE("sampler: every combination of filters keeps and draws what the slow s
   for (int i = 0; i < 1500; ++i) {
     const std::size_t n = random_size(random);
     const auto kind = static_cast<Kind>(i % n_kinds);
-    const std::vector<float> logits = random_logits(kind, n, random);
+    std::vector<float> logits = random_logits(kind, n, random);
     const SamplingParams params = random_params(n, random);
+    if (i % 3 == 0) put_on_cut(logits, params, random);
     CAPTURE(i);
     CAPTURE(n);
     CAPTURE(params.temperature);
@@ -433,8 +455,9 @@ TEST_CASE("sampler: every level gives the same bits") {
   std::mt19937 random(31);
   for (int i = 0; i < 600; ++i) {
     const std::size_t n = random_size(random);
-    const std::vector<float> logits = random_logits(static_cast<Kind>(i % n_kinds), n, random);
+    std::vector<float> logits = random_logits(static_cast<Kind>(i % n_kinds), n, random);
     SamplingParams params = random_params(n, random);
+    if (i % 5 == 0) put_on_cut(logits, params, random);
     if (i % 7 == 0) params.temperature = 0;
     const std::vector<TokenId> history = {0, static_cast<TokenId>(n / 2)};
     if (i % 3 == 0) params.repetition_penalty = 1.3F;
@@ -508,6 +531,29 @@ TEST_CASE("sampler: of equal logits without number the lowest ids are kept") {
   CHECK(first_ids({.temperature = 1.0F, .top_k = 70'001}) == 70'001);
   CHECK(first_ids({.temperature = 1.0F, .top_p = 0.5F}) == 50'002);  // half of an odd number, and the id that crosses
   CHECK(first_ids({.temperature = 1.0F, .top_k = 1001, .top_p = 0.25F}) == 251);
+}
+
+TEST_CASE("sampler: a top_k beyond what min_p leaves keeps all of that, also where most of it lies on the cut") {
+  std::vector<float> logits(1000, -200.0F);
+  logits[400] = 10.0F;
+  std::fill_n(logits.begin(), 400, -77.0F);  // 10 - 87: just a weight
+  CHECK(kept(logits, {.temperature = 1.0F}).size() == 401);
+  for (const Index k : {300, 401, 402, 500, 800, 999}) {
+    CAPTURE(k);
+    CHECK(kept(logits, {.temperature = 1.0F, .top_k = k}).size() == static_cast<std::size_t>(std::min<Index>(k, 401)));
+  }
+}
+
+TEST_CASE("sampler: infinite logits share all there is, also those that a bias made") {
+  Sampler sampler({.logit_bias = {{0, infinity}, {2, infinity}, {3, -infinity}}, .temperature = 1.0F});
+  const std::vector<float> logits = {1, 2, 3, 4};
+  const std::span<const Candidate> candidates = sampler.candidates(logits, {}, {});
+  REQUIRE(candidates.size() == 2);
+  CHECK(candidates[0].id == 0);
+  CHECK(candidates[1].id == 2);
+  CHECK(candidates[0].probability == 0.5);
+  Rng rng = request_rng();
+  CHECK(sampler.sample(logits, {}, rng, {}).entropy == doctest::Approx(std::log(2.0)));
 }
 
 TEST_CASE("sampler: what lies in the last, broken block counts like any other") {

@@ -99,6 +99,9 @@ struct Watched {
   std::vector<std::vector<Row>> passes = {};
   Index fail_at_pass = -1;
   TokenId poisoned_by = -1;  // an id whose row of logits is not a number
+  TokenId refused = -1;      // an id that it throws for, when the caches hold the pass already
+  unsigned fail_every = 0;   // about every so many passes
+  std::mt19937 random = std::mt19937(1);
 
   template <class Cache>
   RowMatrix forward_batch(std::span<const BatchEntry<Cache>> batch) {
@@ -111,6 +114,11 @@ struct Watched {
     passes.push_back(pass);
     RowMatrix logits = model.forward_batch(batch);
     if (static_cast<Index>(passes.size()) - 1 == fail_at_pass) throw std::runtime_error("the model failed");
+    if (fail_every > 0 && random() % fail_every == 0) throw std::runtime_error("the model failed");
+    for (const auto& row : pass) {
+      if (std::find(row.ids.begin(), row.ids.end(), refused) != row.ids.end())
+        throw std::out_of_range("the model refused an id");
+    }
     Index row = 0;
     for (const auto& entry : batch) {
       if (entry.n_logits > 0 && entry.ids.back() == poisoned_by) {
@@ -415,6 +423,140 @@ TEST_CASE("scheduler: a model that throws leaves every request as it was, and th
   }
 }
 
+namespace {
+
+// Steps until nothing is left to do, whatever throws. Returns how often a step threw.
+int run_through(auto& scheduler) {
+  int thrown = 0;
+  for (int i = 0; i < 1000; ++i) {
+    try {
+      if (!scheduler.step()) return thrown;
+    } catch (const std::exception&) {
+      ++thrown;
+    }
+  }
+  FAIL("requests are blocked");
+  return thrown;
+}
+
+}  // namespace
+
+TEST_CASE("scheduler: a request that the model always refuses ends with what the model throws, and the others go on") {
+  const AttentionModel model;
+  const BytesTokenizer tokenizer = letters();
+  std::mt19937 random(6);
+  for (const Index budget : {3, 7, 100}) {
+    for (const bool alone_in_the_end : {false, true}) {
+      CAPTURE(budget);
+      const auto pool = make_pool(model, 64);
+      Watched watched{.model = model};
+      watched.refused = 60;
+      Scheduler scheduler(watched, tokenizer, pool, {.token_budget = budget});
+      std::vector<Job> jobs;
+      std::vector<std::future<Generation>> answers;
+      const auto submit_good = [&] {
+        jobs.push_back({random_ids(random, 8, 60), {.max_tokens = 5, .logit_bias = {{60, -100.0F}}, .temperature = 1.0F}});
+        answers.push_back(scheduler.submit(jobs.back().prompt, jobs.back().params, nullptr, jobs.back().eos));
+      };
+      if (!alone_in_the_end) submit_good();
+      scheduler.step();
+      Ids prompt = random_ids(random, 9, 60);
+      prompt[6] = 60;
+      auto bad = scheduler.submit(prompt, {.max_tokens = 5});
+      if (!alone_in_the_end) {
+        submit_good();
+        submit_good();
+      }
+      const int thrown = run_through(scheduler);
+      CHECK(thrown >= 1);
+      CHECK(thrown <= 3);  // the pass that had the id in it, and again if a smaller one of its own had not
+      CHECK_THROWS_WITH_AS(bad.get(), "the model refused an id", std::out_of_range);
+      for (std::size_t i = 0; i < answers.size(); ++i) check_same(answers[i].get(), alone(model, tokenizer, jobs[i], 64));
+      CHECK(pool->ledger().held() == 0);
+      for (const auto& pass : watched.passes) CHECK(rows_of(pass) <= budget);
+      // What it left behind is right.
+      Ids beginning(prompt.begin(), prompt.begin() + 6);
+      const Job next{beginning, {.max_tokens = 3, .logit_bias = {{60, -100.0F}}}};
+      auto answer = scheduler.submit(next.prompt, next.params, nullptr, next.eos);
+      CHECK(run_through(scheduler) == 0);
+      check_same(answer.get(), alone(model, tokenizer, next, 64));
+    }
+  }
+}
+
+TEST_CASE("scheduler: whichever passes throw, each request answers as alone or ends with what its own pass threw") {
+  const AttentionModel model;
+  const BytesTokenizer tokenizer = letters();
+  int answered = 0;
+  int failed = 0;
+  Index preemptions = 0;
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    const auto pool = make_pool(model, 7 + static_cast<Index>(random() % 6), 1 + static_cast<Index>(random() % 4));
+    Watched watched{.model = model};
+    watched.refused = static_cast<TokenId>(random() % 3);
+    watched.fail_every = 4;
+    watched.random.seed(seed);
+    Scheduler scheduler(watched, tokenizer, pool,
+                        {.token_budget = static_cast<Index>(1 + random() % 20), .share_prefixes = random() % 4 != 0});
+    std::vector<Job> jobs;
+    std::vector<std::future<Generation>> answers;
+    while (jobs.size() < 12) {
+      Job job = random_job(random);
+      if (static_cast<Index>(job.prompt.size()) >= pool->capacity()) continue;
+      answers.push_back(scheduler.submit(job.prompt, job.params, nullptr, job.eos));
+      jobs.push_back(std::move(job));
+    }
+    run_through(scheduler);
+    CHECK(pool->ledger().held() == 0);
+    preemptions += scheduler.stats().preemptions;
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      try {
+        check_same(answers[i].get(), alone(model, tokenizer, jobs[i], pool->capacity()));
+        ++answered;
+      } catch (const std::runtime_error&) {
+        ++failed;
+      } catch (const std::out_of_range&) {
+        ++failed;
+      }
+    }
+  }
+  CHECK(answered > 50);
+  CHECK(failed > 50);
+  CHECK(preemptions > 0);
+}
+
+TEST_CASE("scheduler: a request that waits for blocks counts no prefix query and makes no block younger") {
+  const AttentionModel model;
+  const BytesTokenizer tokenizer = letters();
+  const auto pool = make_pool(model, 8);
+  Scheduler scheduler(model, tokenizer, pool, {});
+  const Ids known(16, 1);
+  auto first = scheduler.submit(known, {.max_tokens = 1}, nullptr, EosIds::none());
+  scheduler.run();
+  CHECK(pool->ledger().idle() == 4);
+  // Of eight blocks the second request holds two, then three, then four; the third one would take six.
+  auto second = scheduler.submit(Ids(8, 2), {.max_tokens = 8}, nullptr, EosIds::none());
+  scheduler.step();
+  Ids longer = known;
+  longer.insert(longer.end(), 8, 3);
+  auto third = scheduler.submit(longer, {.max_tokens = 1}, nullptr, EosIds::none());
+  for (int i = 0; i < 5; ++i) {
+    scheduler.step();
+    CHECK(scheduler.n_waiting() == 1);
+    CHECK(scheduler.prefix_stats().queries == 2);
+  }
+  scheduler.run();
+  CHECK(second.get().ids.size() == 8);
+  CHECK(third.get().stats.cached_tokens == 16);
+  CHECK(scheduler.prefix_stats().queries == 3);
+  CHECK(scheduler.prefix_stats().hits == 1);
+  CHECK(scheduler.prefix_stats().asked_tokens == 16 + 8 + 24);
+  CHECK(scheduler.prefix_stats().hit_tokens == 16);
+  CHECK(scheduler.stats().preemptions == 0);
+}
+
 TEST_CASE("scheduler: the same prompt again computes one token of it; another salt computes all") {
   const AttentionModel model;
   const BytesTokenizer tokenizer = letters();
@@ -520,6 +662,7 @@ TEST_CASE("scheduler: blocks that somebody else holds for good are an error of t
   } catch (const OutOfBlocks& error) {
     CHECK(error.requested() == 1);
     CHECK(error.seq_len() == 8);
+    CHECK(error.capacity() == 8);
     CHECK(error.blocks().needed == 1);
     CHECK(error.blocks().available == 0);
   }
@@ -531,6 +674,7 @@ TEST_CASE("scheduler: blocks that somebody else holds for good are an error of t
   } catch (const OutOfBlocks& error) {
     CHECK(error.requested() == 9);
     CHECK(error.seq_len() == 0);
+    CHECK(error.capacity() == 8);  // two blocks of four
     CHECK(error.blocks().needed == 3);
     CHECK(error.blocks().available == 2);
     CHECK(error.blocks().size == 4);

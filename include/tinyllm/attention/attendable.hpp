@@ -2,7 +2,7 @@
 // What attention reads and writes: a view of stored keys and values, strided float rows, and the options of a call.
 //
 //     static_assert(tinyllm::Attendable<tinyllm::KVView<Eigen::half>>);
-//     tinyllm::attend(view, q, out, {.window = 4096}, workspace);
+//     tinyllm::attend(view, q, out, workspace, {.window = 4096});
 //
 // Units: positions count keys of the view; strides count floats. Rows are borrowed for the length of a call.
 #pragma once
@@ -31,7 +31,8 @@ using StoredType = std::remove_cvref_t<decltype(*std::declval<const View&>().seg
 
 /// A view that attention can read: for (batch, kv head) a list of segments of rows, as KVView and every cache's view are.
 /// The segments of a head hold `rows()` positions together, each row's `d_head()` elements one after the other. Segments of
-/// int8 rows have `key_scales` and `value_scales` as well, a float a row.
+/// int8 rows have `key_scales` and `value_scales` as well, a float a row. A view whose values are narrower than its keys, or
+/// whose rows do not lie one after the other, says so by `d_value()` and `row_stride()`; int8 rows are neither.
 template <class View>
 concept Attendable = requires(const View& view) {
   { view.rows() } -> std::convertible_to<Index>;
@@ -122,15 +123,17 @@ AttendShape attend_shape(const View& view, const ConstRows& q, const Rows& out, 
   const Index d = view.d_head();
   Index d_value = d;
   Index row = d;
-  if constexpr (requires { view.d_value(); }) {
-    d_value = view.d_value();
-    row = view.row_stride();
-  }
+  if constexpr (requires { view.d_value(); }) d_value = view.d_value();
+  if constexpr (requires { view.row_stride(); }) row = view.row_stride();
   const Index batch = view.batch();
   const Index heads = view.n_heads();
   if (d < 1 || batch < 1 || heads < 1 || q.cols < 1 || q.cols % (heads * d) != 0 || q.rows % batch != 0) {
     throw std::invalid_argument(detail::message("attend: queries of [", q.rows, ", ", q.cols, "] do not fit ", batch,
                                                 " sequences of ", heads, " kv heads of width ", d));
+  }
+  if (std::same_as<StoredType<View>, std::int8_t> && (d_value != d || row != d)) {
+    throw std::invalid_argument(detail::message("attend: int8 rows of width ", d, " with values of width ", d_value, ", ", row,
+                                                " apart, not dense ones of one width"));
   }
   if (out.rows != q.rows || out.cols != q.cols / d * d_value || q.stride < q.cols || out.stride < out.cols) {
     throw std::invalid_argument(detail::message("attend: queries of [", q.rows, ", ", q.cols, "], rows ", q.stride,

@@ -14,6 +14,9 @@
 #include <tinyllm/core/types.hpp>
 
 #include <algorithm>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace tinyllm {
@@ -137,14 +140,17 @@ class AttendWorkspace {
     return run;
   }
 
-  // Whether a segment lies right behind the last run in memory: neighbouring blocks of a pool are read as one.
+  // Whether a segment lies right behind the last run in memory, its scales too: neighbouring blocks of a pool are read as one.
   template <class Segment>
   bool follows(const Segment& segment, Index first, Index row, Index start) const {
     if (static_cast<Index>(runs_.size()) == start) return false;
     const attention_detail::StoredRun& run = runs_.back();
-    const Index behind = (first - run.first) * row;
-    return segment.keys == static_cast<decltype(segment.keys)>(run.keys) + behind &&
-           segment.values == static_cast<decltype(segment.values)>(run.values) + behind;
+    const Index rows = first - run.first;
+    if constexpr (std::same_as<std::remove_cvref_t<decltype(*segment.keys)>, std::int8_t>) {
+      if (segment.key_scales != run.key_scales + rows || segment.value_scales != run.value_scales + rows) return false;
+    }
+    return segment.keys == static_cast<decltype(segment.keys)>(run.keys) + rows * row &&
+           segment.values == static_cast<decltype(segment.values)>(run.values) + rows * row;
   }
 
   static Index worker_size(const attention_detail::AttendPlan& plan) {

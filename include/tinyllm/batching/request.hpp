@@ -18,6 +18,8 @@
 #include <tinyllm/generate/generation.hpp>
 #include <tinyllm/text/tokenizer.hpp>
 
+#include <concepts>
+#include <cstddef>
 #include <exception>
 #include <functional>
 #include <future>
@@ -25,6 +27,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace tinyllm {
@@ -38,6 +41,26 @@ class Request {
 
   Request(Completion<Tok> completion, OnText on_text, PrefixSalt salt)
       : completion_(std::move(completion)), on_text_(std::move(on_text)), salt_(salt) {}
+
+  /// A client's callback, which may return nothing, as OnText.
+  template <class F>
+  static OnText listener(F on_text) {
+    if constexpr (std::same_as<F, std::nullptr_t>) {
+      return nullptr;
+    } else {
+      static_assert(std::invocable<F&, std::string_view>, "tinyllm: on_text must take a std::string_view");
+      static_assert(std::copy_constructible<F>,
+                    "tinyllm: on_text must be copyable: capture a std::shared_ptr rather than a std::unique_ptr");
+      if constexpr (std::same_as<std::invoke_result_t<F&, std::string_view>, bool>) {
+        return on_text;
+      } else {
+        return [call = std::move(on_text)](std::string_view piece) mutable {
+          call(piece);
+          return true;
+        };
+      }
+    }
+  }
 
   std::future<Generation> future() { return result_.get_future(); }
   Completion<Tok>& completion() { return completion_; }
@@ -64,6 +87,10 @@ class Request {
     if (!completion_.done()) static_cast<void>(completion_.stop());
   }
 
+  /// The last pass that it took part in threw, and it may be why: its next one is its own.
+  bool suspect() const { return suspect_; }
+  void suspect(bool suspect) { suspect_ = suspect; }
+
   /// Something threw that concerns this request alone.
   void fail(std::exception_ptr error) { error_ = std::move(error); }
 
@@ -88,6 +115,7 @@ class Request {
   std::optional<Cache> cache_;
   std::promise<Generation> result_;
   std::exception_ptr error_;
+  bool suspect_ = false;
 };
 
 }  // namespace tinyllm

@@ -9,8 +9,8 @@
 //
 // Each pass takes one token of every running request and chunks of prompts, up to the token budget. A request comes to the same
 // ids as alone, whatever runs beside it, if the model gives a row the same logits in any batch. When blocks run out the
-// youngest request is set aside and computed again later. Model and tokenizer must outlive the scheduler; a request whose
-// scheduler ends first has a broken promise.
+// youngest request is set aside and computed again later. A request that the model refuses ends alone. Model and tokenizer must
+// outlive the scheduler; a request whose scheduler ends first has a broken promise.
 // Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models", 2022; Agrawal et al.,
 //   "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
 // Threads: `submit` from any thread, everything else from one.
@@ -33,7 +33,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <exception>
 #include <future>
@@ -43,7 +42,6 @@
 #include <span>
 #include <stop_token>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -95,7 +93,7 @@ class Scheduler {
   std::future<Generation> submit(std::vector<TokenId> prompt, const SamplingParams& params = {}, OnText on_text = {},
                                  const EosIds& eos_ids = {}, PrefixSalt salt = 0) {
     Completion<Tok> completion(tokenizer_, std::move(prompt), params, context(), eos_ids);
-    auto entry = std::make_unique<Entry>(std::move(completion), wrapped(std::move(on_text)), salt);
+    auto entry = std::make_unique<Entry>(std::move(completion), Entry::listener(std::move(on_text)), salt);
     std::future<Generation> result = entry->future();
     inbox_.push(std::move(entry));
     return result;
@@ -111,12 +109,13 @@ class Scheduler {
   }
 
   /// One forward pass for all that can take part in it. False if there is nothing left to do.
-  /// Throws: whatever the model throws; the requests are then as they were, and the next step tries again.
+  /// Throws: whatever the model throws; the requests are then as they were. Each of those that took part gets a pass of its own
+  ///   in the next step, besides one for all others; if that throws too, the request ends, and its future throws it.
   bool step() {
     receive();
     end_cancelled();
     plan();
-    if (!batch_.empty()) run_batch();
+    run_passes();
     return n_running() + n_waiting() > 0;
   }
 
@@ -152,23 +151,6 @@ class Scheduler {
 
   // Most positions of one request.
   Index context() const { return std::min(max_positions(model_), pool_->capacity()); }
-
-  template <class OnText>
-  static typename Entry::OnText wrapped(OnText on_text) {
-    if constexpr (std::same_as<OnText, std::nullptr_t>) {
-      return nullptr;
-    } else {
-      static_assert(std::invocable<OnText&, std::string_view>, "tinyllm: on_text must take a std::string_view");
-      if constexpr (std::same_as<std::invoke_result_t<OnText&, std::string_view>, bool>) {
-        return on_text;
-      } else {
-        return [call = std::move(on_text)](std::string_view piece) mutable {
-          call(piece);
-          return true;
-        };
-      }
-    }
-  }
 
   static void insert(Entries& entries, std::unique_ptr<Entry> entry) {
     const auto behind =
@@ -227,6 +209,7 @@ class Scheduler {
       budget -= rows;
     }
     if (stats_.preemptions == preempted_before) admit(budget);
+    std::partition(parts_.begin(), parts_.end(), [](const Part& part) { return part.request->suspect(); });
     for (const Part& part : parts_) {
       const Index end = part.held + part.rows;
       batch_.push_back(
@@ -244,7 +227,7 @@ class Scheduler {
     Entry& entry = *running_[static_cast<std::size_t>(i)];
     while (!entry.cache().reserve(rows)) {
       if (n_running() == 1) {  // somebody else holds the pool's blocks
-        fail_for_blocks(entry, rows);
+        fail_for_blocks(entry, entry.cache().seq_len(), rows, entry.cache().blocks_missing(rows));
         return false;
       }
       const bool itself = n_running() == i + 1;
@@ -267,7 +250,7 @@ class Scheduler {
       }
       if (!begin(entry)) {
         if (n_running() > 0) break;
-        fail_for_blocks(entry, entry.completion().n_tokens());
+        fail_for_blocks(entry, 0, entry.completion().n_tokens(), blocks_needed(entry));
         ++i;
         continue;
       }
@@ -279,18 +262,21 @@ class Scheduler {
     }
   }
 
+  Index blocks_for(Index positions) const { return (positions + pool_->block_size() - 1) / pool_->block_size(); }
+
+  // Of the blocks that can be had, those that a waiting request takes.
+  Index blocks_needed(const Entry& entry) const {
+    return prefixes_ ? prefixes_->blocks_needed(entry.tokens(), entry.salt())
+                     : blocks_for(static_cast<Index>(entry.tokens().size()));
+  }
+
   // Gives a waiting request a cache, if there are blocks for all that is known of it.
   bool begin(Entry& entry) {
-    const BlockLedger& ledger = pool_->ledger();
-    const Index known = prefixes_ ? prefixes_->match(entry.tokens(), entry.salt()) : 0;
-    const Index size = pool_->block_size();
-    if ((entry.completion().n_tokens() + size - 1) / size - (known + size - 1) / size > ledger.available()) return false;
+    if (blocks_needed(entry) > pool_->ledger().available()) return false;
     entry.begin(pool_, context());
     if (prefixes_) prefixes_->take(entry.tokens(), entry.cache(), entry.salt());
-    if (!entry.cache().reserve(entry.pending())) {
-      entry.set_aside();
-      return false;
-    }
+    [[maybe_unused]] const bool reserved = entry.cache().reserve(entry.pending());
+    TINYLLM_ASSERT(reserved);
     GenerationStats& stats = entry.completion().stats();
     if (stats.forward_calls == 0) stats.cached_tokens = entry.cache().seq_len();
     return true;
@@ -313,58 +299,73 @@ class Scheduler {
     return false;
   }
 
-  void fail_for_blocks(Entry& entry, Index rows) {
+  // `needed` blocks are more than can be had.
+  void fail_for_blocks(Entry& entry, Index held, Index rows, Index needed) {
     const BlockLedger& ledger = pool_->ledger();
-    const Index held = entry.completion().n_tokens() - rows;
-    entry.fail(std::make_exception_ptr(OutOfBlocks(rows, held, held,
-                                                   {.needed = (rows + pool_->block_size() - 1) / pool_->block_size(),
-                                                    .available = ledger.available(),
-                                                    .size = ledger.size()})));
+    const Index reachable = (blocks_for(held + rows) - needed + ledger.available()) * pool_->block_size();
+    entry.fail(
+        std::make_exception_ptr(OutOfBlocks(rows, held, std::clamp(reachable, held, context()),
+                                            {.needed = needed, .available = ledger.available(), .size = ledger.size()})));
   }
 
-  void run_batch() {
+  // Those that are suspect one after the other, the others together.
+  void run_passes() {
+    std::size_t i = 0;
+    for (; i < parts_.size() && parts_[i].request->suspect(); ++i) {
+      guarded(*parts_[i].request, [&] { pass(std::span(parts_).subspan(i, 1), std::span(batch_).subspan(i, 1)); });
+    }
+    settle_over();
+    if (i < parts_.size()) pass(std::span(parts_).subspan(i), std::span(batch_).subspan(i));
+    settle_over();
+  }
+
+  // If it throws, all that took part are as they were, but suspect.
+  void pass(std::span<const Part> parts, std::span<const BatchEntry<Cache>> batch) {
     const auto started = Clock::now();
     try {
-      decltype(auto) logits = model_.forward_batch(std::span<const BatchEntry<Cache>>(batch_));
+      decltype(auto) logits = model_.forward_batch(batch);
       Index wanted = 0;
-      for (const auto& entry : batch_) wanted += entry.n_logits;
+      for (const auto& entry : batch) wanted += entry.n_logits;
       if (logits.rows() != wanted) {
         throw std::invalid_argument(
             detail::message("scheduler: the model gave logits for ", logits.rows(), " rows of ", wanted));
       }
-      count(std::chrono::duration<double>(Clock::now() - started).count());
+      count(parts, std::chrono::duration<double>(Clock::now() - started).count());
       Index row = 0;
-      for (std::size_t i = 0; i < parts_.size(); ++i) {
-        Entry& entry = *parts_[i].request;
-        if (batch_[i].n_logits == 0) {
-          publish(entry, parts_[i]);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        Entry& entry = *parts[i].request;
+        if (batch[i].n_logits == 0) {
+          publish(entry, parts[i]);
           continue;
         }
         guarded(entry, [&] {
           const Eigen::Ref<const Eigen::RowVectorXf> scores(logits.row(row));
           const Sampled next =
               entry.completion().choose(std::span<const float>(scores.data(), static_cast<std::size_t>(scores.size())));
-          publish(entry, parts_[i]);
+          publish(entry, parts[i]);
           entry.deliver(entry.completion().take(next));
         });
         ++row;
       }
     } catch (...) {
-      for (const Part& part : parts_) part.request->cache().truncate(part.held);
+      for (const Part& part : parts) {
+        part.request->cache().truncate(part.held);
+        part.request->suspect(true);
+      }
       throw;
     }
-    settle_over();
   }
 
-  void count(double seconds) {
+  void count(std::span<const Part> parts, double seconds) {
     ++stats_.passes;
-    for (const Part& part : parts_) {
+    for (const Part& part : parts) {
       TINYLLM_ASSERT(part.request->cache().seq_len() == part.held + part.rows);
       stats_.rows += part.rows;
       GenerationStats& stats = part.request->completion().stats();
       ++stats.forward_calls;
       stats.forward_rows += part.rows;
       part.request->completion().seconds() += seconds;
+      part.request->suspect(false);
     }
   }
 

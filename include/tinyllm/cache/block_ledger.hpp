@@ -30,7 +30,7 @@ namespace tinyllm {
 using BlockId = Index;
 
 /// The pool has too few blocks for the positions that were asked for; nothing has changed. `capacity()` counts the positions
-/// that the sequence could hold with all that can be had just now.
+/// that the sequence could hold with all that can be had just now, those it holds included: an append up to there succeeds.
 /// Units: blocks, but for what CacheFull counts
 class OutOfBlocks : public CacheFull {
  public:

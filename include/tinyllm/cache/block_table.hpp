@@ -43,7 +43,6 @@ class BlockTable {
   std::span<const BlockId> blocks() const { return ids_; }
   /// Pre: 0 <= i < size()
   BlockId operator[](Index i) const { return ids_[static_cast<std::size_t>(i)]; }
-  const BlockLedger& ledger() const { return *ledger_; }
 
   /// Appends blocks that others hold or keep.
   /// Pre: no more than `most` in all
@@ -59,10 +58,10 @@ class BlockTable {
     for (; size() > n; ids_.pop_back()) ledger_->release(ids_.back());
   }
 
-  /// How many blocks extend(first, end) must take.
+  /// How many blocks extend(first, end) cannot do without.
   Index missing(Index first, Index end) const {
     const Count count = count_missing(first, end);
-    return count.fresh + count.copied + count.kept;
+    return count.fresh + count.copied;
   }
 
   /// Makes the table reach to `end`, and its blocks from `first` on writable: for one that is shared, another takes its place

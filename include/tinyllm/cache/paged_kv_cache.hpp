@@ -7,7 +7,7 @@
 //     PagedKVCache<float> alone(cache_dims(model));             // with a pool of its own: a KVCache in blocks
 //
 // The rules are those of KVCache, for a batch of 1. Sequences of one pool never see each other's changes and may end in any
-// order; each keeps the pool alive. Errors leave everything as it was.
+// order; each keeps the pool alive. Errors leave everything as it was. One that was moved from is empty and takes no more.
 // Threads: const members may run on several threads at once. Members that are not const touch the pool, so one thread at a
 //   time for all its sequences; but what `reserve` made room for may be appended to several of them at once.
 #pragma once
@@ -44,6 +44,7 @@ class PagedKVCache {
   explicit PagedKVCache(std::shared_ptr<Pool> pool, std::optional<Index> max_len = std::nullopt)
       : pool_(checked(std::move(pool))),
         dims_(dims_of(*pool_, max_len)),
+        block_size_(pool_->block_size()),
         table_(std::shared_ptr<BlockLedger>(pool_, &pool_->ledger()), blocks_for(dims_.max_len)),
         fill_(dims_.n_layers, dims_.max_len) {}
 
@@ -90,10 +91,10 @@ class PagedKVCache {
   /// Throws: std::invalid_argument if tokens < 1.
   [[nodiscard]] bool reserve(Index tokens) {
     const Index first = fill_.positions(tokens).first();
-    return tokens <= capacity() - first && make_room(first, tokens);
+    return pool_ != nullptr && tokens <= capacity() - first && make_room(first, tokens);
   }
 
-  /// Blocks that `reserve(tokens)` must take.
+  /// Blocks that `reserve(tokens)` cannot do without.
   /// Pre: tokens >= 1 and they fit in capacity()
   Index blocks_missing(Index tokens) const { return table_.missing(seq_len() / block_size(), blocks_for(seq_len() + tokens)); }
 
@@ -114,7 +115,7 @@ class PagedKVCache {
   /// Forgets all positions from `n` on, in every layer, and gives back the blocks that only they used;
   /// `truncate(seq_len())` mends a pass that died half-way.
   /// Throws: std::out_of_range if n < 0 or n > seq_len(); nothing changes then.
-  /// Cost: O(L) and O(log) a block, copies nothing
+  /// Cost: O(L) and O(1) a block, copies nothing
   void truncate(Index n) {
     fill_.truncate(n);
     table_.shrink(blocks_for(n));
@@ -151,19 +152,21 @@ class PagedKVCache {
   }
 
   /// Bytes of the blocks that it holds, shared ones included.
-  std::size_t nbytes() const { return static_cast<std::size_t>(table_.size()) * pool_->block_nbytes(); }
+  std::size_t nbytes() const { return pool_ == nullptr ? 0 : static_cast<std::size_t>(table_.size()) * pool_->block_nbytes(); }
   Index capacity() const { return dims_.max_len; }
   const CacheDims& dims() const { return dims_; }
   const CacheStats& stats() const { return stats_; }
-  Index block_size() const { return pool_->block_size(); }
+  Index block_size() const { return block_size_; }
   /// The block table.
   std::span<const BlockId> blocks() const { return table_.blocks(); }
+  /// Null once it was moved from.
   const std::shared_ptr<Pool>& pool() const { return pool_; }
 
   /// A deep copy, with a pool of its own as large as this one's; `fork` shares instead.
+  /// Throws: std::invalid_argument if it was moved from.
   /// Cost: copies the filled rows; reserves as much again
   PagedKVCache clone() const {
-    PagedKVCache copy(std::make_shared<Pool>(pool_->dims()), dims_.max_len);
+    PagedKVCache copy(std::make_shared<Pool>(checked(pool_)->dims()), dims_.max_len);
     static_cast<void>(copy.table_.extend(0, table_.size(), [](Index, BlockId, BlockId) {}));  // an empty pool is as large
     for (Index i = 0; i < table_.size(); ++i) copy.copy_block(*this, i, table_[i], copy.table_[i]);
     copy.fill_ = fill_;
@@ -218,6 +221,7 @@ class PagedKVCache {
 
   std::shared_ptr<Pool> pool_;
   CacheDims dims_;
+  Index block_size_;
   BlockTable table_;
   FillCounts fill_;
   CacheStats stats_;

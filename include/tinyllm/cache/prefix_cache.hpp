@@ -96,6 +96,18 @@ class BasicPrefixCache {
     return usable(blocks, tokens);
   }
 
+  /// How many of the pool's available blocks a sequence takes that begins with take() and grows to hold all these tokens.
+  Index blocks_needed(std::span<const TokenId> tokens, PrefixSalt salt = 0) const {
+    const auto n = static_cast<Index>(tokens.size());
+    Index needed = (n + block_size_ - 1) / block_size_;
+    Index end = 0;
+    walk(tokens, salt, [&](BlockId id) {
+      end += block_size_;
+      if (end < n && ledger_->references(id) > 0) --needed;  // it is not available, and nothing is written into it
+    });
+    return needed;
+  }
+
   /// Keeps the full blocks of a sequence whose first tokens are these. What is known already stays as it is.
   /// Throws: std::invalid_argument if the sequence is of another pool.
   /// Pre: `tokens` are what the sequence holds, in order; more may follow

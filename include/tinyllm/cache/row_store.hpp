@@ -38,7 +38,6 @@ class RowStore {
   ///   has no such address space.
   RowStore(Index rows, Index d) : d_(d), rows_(checked_rows(rows, d)), elements_(rows * d), scales_(rows) {}
 
-  Index d() const { return d_; }
   /// Bytes reserved.
   std::size_t nbytes() const { return static_cast<std::size_t>(rows_ * row_nbytes(d_)); }
 

@@ -17,11 +17,15 @@
 
 namespace tinyllm {
 
+/// Temperatures above 0 lie between these: far beyond them every choice is greedy, or all are alike, and floats run out.
+inline constexpr float least_temperature = 1e-30F;
+inline constexpr float most_temperature = 1e30F;
+
 struct SamplingParams {
   /// Most tokens to generate; none: until the context ends.
   std::optional<Index> max_tokens = std::nullopt;
 
-  /// Added to the logits of these ids, before everything else.
+  /// Added to the logits of these ids, before everything else; infinities force and forbid an id.
   std::vector<std::pair<TokenId, float>> logit_bias = {};
   /// Divides the positive, multiplies the other logits of each distinct id of prompt and answer. 1: off
   float repetition_penalty = 1.0F;
@@ -29,7 +33,7 @@ struct SamplingParams {
   float presence_penalty = 0.0F;
   /// Subtracted from each id as often as it was generated. 0: off
   float frequency_penalty = 0.0F;
-  /// Divides the logits; 0 is greedy.
+  /// Divides the logits; 0 is greedy, else in [1e-30, 1e30].
   float temperature = 0.0F;
   /// Drops ids less probable than this share of the most probable one. 0: off
   float min_p = 0.0F;

@@ -63,8 +63,7 @@ namespace sampler_detail {
 inline Softmax softmax_at(float highest, float temperature) {
   const double lowest =
       std::fma(static_cast<double>(temperature), static_cast<double>(least_exponent), static_cast<double>(highest));
-  const double scale = std::min(1.0 / static_cast<double>(temperature), static_cast<double>(std::numeric_limits<float>::max()));
-  return {highest, static_cast<float>(scale), first_from(lowest)};
+  return {highest, 1.0F / temperature, first_from(lowest)};
 }
 
 /// `sum` is that of the weights at temperature 1; it is not used where the highest score is infinite.
@@ -118,8 +117,13 @@ inline void check_params(const SamplingParams& params) {
   };
   if (params.max_tokens && *params.max_tokens < 0) refuse("max_tokens", *params.max_tokens, "at least 0");
   if (params.min_tokens < 0) refuse("min_tokens", params.min_tokens, "at least 0");
-  if (!(params.temperature >= 0) || std::isinf(params.temperature))
-    refuse("temperature", params.temperature, "finite and at least 0");
+  for (const auto& [id, bias] : params.logit_bias) {
+    if (std::isnan(bias)) refuse("logit_bias", bias, "a number");
+  }
+  const float temperature = params.temperature;
+  if (temperature != 0 && !(temperature >= least_temperature && temperature <= most_temperature)) {
+    refuse("temperature", temperature, "0 or in [1e-30, 1e30]");
+  }
   if (!(params.min_p >= 0 && params.min_p <= 1)) refuse("min_p", params.min_p, "in [0, 1]");
   if (params.top_k < 0) refuse("top_k", params.top_k, "at least 0");
   if (!(params.top_p > 0 && params.top_p <= 1)) refuse("top_p", params.top_p, "in (0, 1]");
@@ -259,7 +263,7 @@ class Sampler {
     if (highest_ == -infinity) sampler_detail::nothing_to_choose(scores.size());
     const bool infinite = highest_ == infinity;
     if (infinite) {  // these share all there is
-      scores_.assign(scores.begin(), scores.end());
+      if (scores.data() != scores_.data()) scores_.assign(scores.begin(), scores.end());
       for (float& score : scores_) score = score == infinity ? 0.0F : -infinity;
       pool_.set(scores_, kernels);
     }

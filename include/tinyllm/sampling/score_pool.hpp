@@ -2,7 +2,7 @@
 // A pool of scores that filters make smaller: where its order ends that holds k scores, or a share of the weight.
 //
 //     pool.set(scores, kernels);
-//     Prefix best = pool.prefix(nullptr, 40, pool.at_least_n(40), kernels);          // the 40 highest
+//     Prefix best = pool.prefix(nullptr, 40, pool.reached_by(40), kernels);           // the 40 highest
 //
 // Internal. Nothing is sorted but a few scores around the end of the prefix, found by measuring what lies above some bounds.
 #pragma once
@@ -102,7 +102,7 @@ class ScorePool {
       const Index n = kernels.collect(blocks(), maxima(), all_from(low), high, few, found_.data());
       if (n <= few) return end_among(n, weights, target, above, high);
       if (low == high) return end_among_equals(weights, target, above, low, kernels);
-      narrow(weights, target, round, low, high, above, kernels);
+      if (!narrow(weights, target, round, low, high, above, kernels)) return all_from(low);
     }
   }
 
@@ -114,8 +114,8 @@ class ScorePool {
 
   static constexpr Index even_steps = n_bounds - 2;
 
-  // Makes [low, high] about even_steps times as narrow.
-  void narrow(const float* weights, double target, int round, float& low, float& high, double& above,
+  // Makes [low, high] about even_steps times as narrow; false if all from `low` do not reach the target.
+  bool narrow(const float* weights, double target, int round, float& low, float& high, double& above,
               const SamplingKernels& kernels) const {
     std::array<float, n_bounds> bounds;
     std::array<double, n_bounds> reached;
@@ -130,11 +130,13 @@ class ScorePool {
     for (std::size_t j = bounds.size(); j-- > 0;) {
       if (reached[j] >= target) {
         low = std::max(low, bounds[j]);
-        return;
+        return true;
       }
+      if (bounds[j] <= low) return false;
       above = reached[j];
-      high = std::max(low, next_below(bounds[j]));
+      high = next_below(bounds[j]);
     }
+    return true;
   }
 
   // Even steps of scores; of floats after some rounds, lest scores of all sizes take hundreds of them.
