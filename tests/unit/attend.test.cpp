@@ -86,6 +86,22 @@ double worst(const RowMatrix& a, const RowMatrix& b) {
   return error;
 }
 
+// The same of log-sum-exp, -inf for a query that sees nothing.
+double worst_lse(const RowMatrix& a, const RowMatrix& b) {
+  double error = 0;
+  for (Index i = 0; i < a.size(); ++i) {
+    if (a.data()[i] == -infinity && b.data()[i] == -infinity) continue;
+    const double one = std::abs(static_cast<double>(a.data()[i]) - static_cast<double>(b.data()[i]));
+    error = std::isfinite(one) ? std::max(error, one) : 1e30;
+  }
+  return error;
+}
+
+struct Expected {
+  RowMatrix out;
+  RowMatrix lse;
+};
+
 // Rounding in float of sums of d products and of up to 1300 weighted values of size 1: a few 1e-6. The reference reads the
 // same stored numbers, so no type needs more.
 constexpr double tolerance = 2e-5;
@@ -93,6 +109,39 @@ constexpr double tolerance = 2e-5;
 // values around 3: 1e-4 of the result.
 template <class Dtype>
 constexpr double tolerance_of = std::is_same_v<Dtype, std::int8_t> ? 1e-3 : tolerance;
+
+// Where the processor multiplies bytes, few queries at a time are rounded to 127 steps of the largest among 16 columns (of each
+// 64), as the header says. The scores are exact otherwise.
+RowMatrix rounded_to_bytes(const RowMatrix& q, Index d, std::optional<float> scale) {
+  const float s = scale.value_or(1.0F / std::sqrt(static_cast<float>(d))) * 1.44269504088896341F;
+  RowMatrix rounded(q.rows(), q.cols());
+  for (Index first = 0; first < q.size(); first += d) {
+    float largest[4] = {};
+    const auto block = [](Index c) { return c % 64 / 16; };
+    for (Index c = 0; c < d; ++c) largest[block(c)] = std::max(largest[block(c)], std::abs(q.data()[first + c] * s));
+    for (Index c = 0; c < d; ++c) {
+      const float step = largest[block(c)] / 127.0F;
+      const float whole = std::nearbyint(q.data()[first + c] * s * (127.0F / largest[block(c)]));
+      rounded.data()[first + c] = step == 0.0F ? 0.0F : whole * step / s;
+    }
+  }
+  return rounded;
+}
+// Weights are off by half of 1/255 of eight times the mean, so results by 8/510 of the largest value.
+template <class View>
+double tolerance_of_bytes(const View& view) {
+  double largest = 0;
+  for (Index i = 0; i < view.n_segments(); ++i) {
+    for (Index b = 0; b < view.batch(); ++b) {
+      for (Index h = 0; h < view.n_heads(); ++h) {
+        const auto segment = view.segment(b, h, i);
+        for (Index r = 0; r < segment.rows; ++r)
+          largest = std::max(largest, 127.0 * static_cast<double>(segment.value_scales[r]));
+      }
+    }
+  }
+  return 8.0 / 510.0 * largest;
+}
 
 template <class Dtype, class E>
 void check_random(unsigned seed, int n_cases, E& executor) {
@@ -102,11 +151,15 @@ void check_random(unsigned seed, int n_cases, E& executor) {
     Case c = random_case(random);
     const SegmentedView<Dtype> view({c.batch, c.kv_heads, c.rows, c.d, c.segment_rows}, random);
     const RowMatrix q = random_rows(c.batch * c.tokens, c.kv_heads * c.group * c.d, random);
-    RowMatrix expected(q.rows(), q.cols());
-    RowMatrix expected_lse(q.rows(), c.kv_heads * c.group);
     RowMatrix lse(q.rows(), c.kv_heads * c.group);
-    c.options.log_sum_exp = expected_lse.data();
-    tinyllm::reference_attention(view, q, expected, c.options);
+    const auto reference = [&](const RowMatrix& queries) {
+      Expected expected{RowMatrix(q.rows(), q.cols()), RowMatrix(lse.rows(), lse.cols())};
+      c.options.log_sum_exp = expected.lse.data();
+      tinyllm::reference_attention(view, queries, expected.out, c.options);
+      return expected;
+    };
+    const Expected exact = reference(q);
+    const Expected bytes = std::is_same_v<Dtype, std::int8_t> ? reference(rounded_to_bytes(q, c.d, c.options.scale)) : exact;
     c.options.log_sum_exp = lse.data();
     for (const CpuLevel level : levels_here()) {
       CAPTURE(name(level));
@@ -118,14 +171,19 @@ void check_random(unsigned seed, int n_cases, E& executor) {
       c.options.level = level;
       RowMatrix out = RowMatrix::Constant(q.rows(), q.cols(), 77.0F);
       tinyllm::attend(view, q, out, workspace, c.options, executor);
-      CHECK(worst(out, expected) < tolerance_of<Dtype>);
-      for (Index k = 0; k < lse.size(); ++k) {
-        if (expected_lse.data()[k] == -infinity) {
-          CHECK(lse.data()[k] == -infinity);
-        } else {
-          CHECK(std::abs(lse.data()[k] - expected_lse.data()[k]) < (std::is_same_v<Dtype, std::int8_t> ? 1e-3F : 1e-4F));
+      double error = worst(out, exact.out);
+      double lse_error = worst_lse(lse, exact.lse);
+      double allowed = tolerance_of<Dtype>;
+      if constexpr (std::is_same_v<Dtype, std::int8_t>) {
+        // Which queries are few is the library's business.
+        if (level == CpuLevel::avx512_vnni && lse_error >= 1e-3) {
+          error = worst(out, bytes.out);
+          lse_error = worst_lse(lse, bytes.lse);
         }
+        if (level == CpuLevel::avx512_vnni) allowed += tolerance_of_bytes(view);
       }
+      CHECK(error < allowed);
+      CHECK(lse_error < (std::is_same_v<Dtype, std::int8_t> ? 1e-3 : 1e-4));
     }
   }
 }
@@ -397,14 +455,15 @@ TEST_CASE("attend: int8 segments whose rows lie together and whose scales do not
     const ScalesApart view(random, apart % 2 == 1, apart / 2 == 1);
     AttendWorkspace workspace;
     for (const Index tokens : {1, 10}) {
-      const RowMatrix q = random_rows(tokens, ScalesApart::d, random);
+      const RowMatrix q = rounded_to_bytes(random_rows(tokens, ScalesApart::d, random), ScalesApart::d, {});
       RowMatrix expected(tokens, ScalesApart::d);
       tinyllm::reference_attention(view, q, expected);
       for (const CpuLevel level : levels_here()) {
         CAPTURE(name(level));
         RowMatrix out(tokens, ScalesApart::d);
         tinyllm::attend(view, q, out, workspace, {.level = level});
-        CHECK(worst(out, expected) < tolerance_of<std::int8_t>);
+        const double of_bytes = level == CpuLevel::avx512_vnni ? tolerance_of_bytes(view) : 0.0;
+        CHECK(worst(out, expected) < tolerance_of<std::int8_t> + of_bytes);
       }
     }
   }

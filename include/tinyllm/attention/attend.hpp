@@ -8,6 +8,11 @@
 //
 // Query heads h·H_q/H_kv .. share kv head h. Softmax and sums are float; masked keys are not read into any sum; a query that
 // sees no key gives zeros. The past is never converted or copied as a whole.
+//
+// Over int8 rows products are of integers where queries are few: queries and weights are rounded to 15 bits, or, at the level
+// avx512_vnni, to 8: a query's elements to 1/127 of the largest of each 16 columns, weights to 1/255 of eight times their mean
+// over a tile at most. Ask for the level avx512 to have 15 bits on such a machine too, at two thirds of the speed.
+//
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
 // Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED
 // and has them once. Files compiled for other instruction sets than that library do not link with it.
@@ -62,7 +67,7 @@ class AttendCall {
       return;
     }
     share(executor, plan_.n_blocks * plan_.n_spans,
-          [&](Index item, float* memory) { run_span(item / plan_.n_spans, item % plan_.n_spans, part(item), memory); });
+          [&](Index item, float* memory) { run_span(item / plan_.n_spans, item % plan_.n_spans, part(item), memory, false); });
     share(executor, plan_.n_blocks, [&](Index block, float* memory) { merge_block(block, memory); });
   }
 
@@ -110,14 +115,16 @@ class AttendCall {
             .first_key = 0,
             .end_key = 0,
             .fetching = fetching_,
+            .packed = false,
             .tile = 0,
             .part = part,
             .scratch = scratch};
   }
 
   /// The softmax of a block over the keys of one span, which may be none.
-  void run_span(Index block, Index span, const Partial& part, float* scratch) const {
+  void run_span(Index block, Index span, const Partial& part, float* scratch, bool packed) const {
     AttentionJob job = job_of(block, part, scratch);
+    job.packed = packed;
     const Index first = job.first_seen(0) / key_span * key_span;
     job.first_key = std::max(span * plan_.span_keys, first);
     job.end_key = std::min((span + 1) * plan_.span_keys, job.end_seen(job.n_pairs - 1));
@@ -130,15 +137,15 @@ class AttendCall {
     const Partial total = partial_at(memory);
     float* scratch = memory + 2 * size;
     if (plan_.n_spans == 1) {
-      run_span(block, 0, total, scratch);
+      run_span(block, 0, total, scratch, false);
     } else {
       const AttentionJob job = job_of(block, total, scratch);
       const Index first = job.first_seen(0) / plan_.span_keys;
       const Index last = (job.end_seen(job.n_pairs - 1) + plan_.span_keys - 1) / plan_.span_keys;
-      run_span(block, first, total, scratch);
+      run_span(block, first, total, scratch, false);
       for (Index span = first + 1; span < last; ++span) {
         const Partial more = partial_at(memory + size);
-        run_span(block, span, more, scratch);
+        run_span(block, span, more, scratch, true);
         kernels_.fold(total, more, n_pairs(block), shape_.d_value);
       }
     }

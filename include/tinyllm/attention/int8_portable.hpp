@@ -19,53 +19,50 @@ namespace portable {
 using StoredWord [[gnu::may_alias]] = std::int16_t;
 using StoredInt [[gnu::may_alias]] = std::int32_t;
 
-/// Columns [c, c + 64) of a query, as integers in floats. Layout of packed: [d], 16 bits each
-TINYLLM_INLINE float put_query(const float* rounded, float* packed, Index c) {
+/// Rows that `dots` takes at a time.
+inline constexpr Index rows_of_dots = 1;
+/// The largest integer of a query, and how many units it has.
+inline constexpr float query_levels = 16319.0F;
+inline constexpr Index query_blocks = 1;
+
+/// Columns [c, c + 64) of a query, integers in floats. Layout of packed: [d], 16 bits each
+TINYLLM_INLINE void put_query(const float* rounded, float* packed, Index c) {
   StoredWord* out = reinterpret_cast<StoredWord*>(packed) + c;
   for (Index i = 0; i < 64; ++i) out[i] = static_cast<std::int16_t>(rounded[i]);
-  return 0.0F;
 }
-TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes) {
-  return {FloatVector{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
-                      static_cast<float>(sums[3])}};
-}
+TINYLLM_INLINE void put_units(const float* units, const float*, float* packed) { packed[0] = units[0]; }
 
-/// sums[g][i] = query g · row i, for G queries.
+/// scores[g][i] = query g · row i, for G queries.
 template <unsigned G, bool fetches, class F>
-TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
+TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
                          const F& fetched) {
   for (Index r = 0; r < (rows + width - 1) / width * width; ++r) {
     const std::int8_t* row = keys + (r < rows ? r : rows - 1) * d;
     fetch<fetches>(fetched, r);
     for (unsigned g = 0; g < G; ++g) {
-      const StoredWord* query = reinterpret_cast<const StoredWord*>(q + g * q_stride);
+      const StoredWord* query = reinterpret_cast<const StoredWord*>(q + g * q_stride + 32);
       std::int32_t sum = 0;
       for (Index c = 0; c < d; ++c) sum += row[c] * query[c];
-      sums[g * attention_detail::score_stride + r] = sum;
+      scores[g * attention_detail::score_stride + r] = static_cast<float>(sum) * q[g * q_stride];
     }
   }
 }
 
-/// The weights of a tile's keys.
+/// The weights of a tile's keys, numbers in [0, weight_levels].
+inline constexpr float weight_levels = 32767.0F;
 struct Weights {
   std::int16_t words[attention_detail::score_stride];
 };
 
-/// Weights [i, i + width), numbers in [0, 32767].
+/// Weights [i, i + width), rounded.
 TINYLLM_INLINE void put_weights(Lanes numbers, Index i, Weights& weights) {
   const IntVector whole = as_int(add(numbers, broadcast(8388608.0F)).v) & 0x7fff;  // adding it rounds to an integer
   for (Index k = 0; k < width; ++k) weights.words[i + k] = static_cast<std::int16_t>(whole[k]);
 }
-/// Weights from i on become zeros.
-TINYLLM_INLINE void clear_weights(Index i, Weights& weights) {
-  for (; i < attention_detail::score_stride; ++i) weights.words[i] = 0;
-}
-
 /// sums[g][c] (+)= Σ weight · value, as integers that lie in float memory; the weights begin at `offset` of the tile.
 template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
-                               float* sums, Index stride, bool fresh, F fetched) {
-  const auto what = fetched(0, d);
+                               float* sums, Index stride, bool fresh, F) {
   for (unsigned g = 0; g < G; ++g) {
     StoredInt* to = reinterpret_cast<StoredInt*>(sums + g * stride);
     if (fresh) {
@@ -74,14 +71,13 @@ TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, c
     for (Index r = 0; r < rows; ++r) {
       const std::int8_t* row = values + r * d;
       const std::int32_t weight = weights[g].words[offset + r];
-      if (g == 0) fetch<fetches>(what, r);
       for (Index c = 0; c < d; ++c) to[c] += weight * row[c];
     }
   }
 }
 
-TINYLLM_INLINE Lanes to_float(const float* integers) {
-  const StoredInt* from = reinterpret_cast<const StoredInt*>(integers);
+TINYLLM_INLINE Lanes to_float(const void* integers) {
+  const StoredInt* from = static_cast<const StoredInt*>(integers);
   return {FloatVector{static_cast<float>(from[0]), static_cast<float>(from[1]), static_cast<float>(from[2]),
                       static_cast<float>(from[3])}};
 }

@@ -39,183 +39,129 @@ TINYLLM_INLINE void transpose(__m512i a, __m512i b, __m512i c, __m512i d, __m512
   out[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
 
-/// Columns [c, c + 64) of a query, as integers in floats. Returns what `corrected` needs of them.
-/// Layout of packed: [d / 64][high, low][4][64 bytes], each dword of a lane four times, as `transpose` orders the keys
-TINYLLM_INLINE float put_query(const float* rounded, float* packed, Index c) {
-  alignas(64) std::int8_t high[64];
-  alignas(64) std::int8_t low[64];
-  std::int32_t sum = 0;
-  for (Index i = 0; i < 64; i += 16) {
-    const __m512i whole = _mm512_cvtps_epi32(_mm512_loadu_ps(rounded + i));
-    const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(64)), 7);
-    const __m512i lower = _mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 7));
-    _mm_store_si128(reinterpret_cast<__m128i*>(high + i), _mm512_cvtepi32_epi8(upper));
-    _mm_store_si128(reinterpret_cast<__m128i*>(low + i), _mm512_cvtepi32_epi8(lower));
-    for (Index k = 0; k < 16; ++k) sum += high[i + k] * 128 + low[i + k];
+/// Rows that `dots` takes at a time.
+inline constexpr Index rows_of_dots = 8;
+/// The largest integer of a query, and how many units it has: one for each 128-bit lane.
+inline constexpr float query_levels = 127.0F;
+inline constexpr Index query_blocks = 4;
+
+/// Columns [c, c + 64) of a query, integers in floats.
+/// Layout of packed: [d / 64][4][64 bytes], each dword of a lane four times, as `transpose` orders the keys
+TINYLLM_INLINE void put_query(const float* rounded, float* packed, Index c) {
+  alignas(64) std::int8_t bytes[64];
+  for (Index i = 0; i < 64; i += width) store_stored(bytes + i, load(rounded + i));
+  __m512i* out = reinterpret_cast<__m512i*>(packed) + c / 64 * 4;
+  const __m512i all = _mm512_load_si512(bytes);
+  _mm512_storeu_si512(out, _mm512_shuffle_epi32(all, _MM_PERM_AAAA));
+  _mm512_storeu_si512(out + 1, _mm512_shuffle_epi32(all, _MM_PERM_BBBB));
+  _mm512_storeu_si512(out + 2, _mm512_shuffle_epi32(all, _MM_PERM_CCCC));
+  _mm512_storeu_si512(out + 3, _mm512_shuffle_epi32(all, _MM_PERM_DDDD));
+}
+/// The lanes' units, and what each lane's sums begin with: the keys go in with 128 added to each, to be unsigned.
+TINYLLM_INLINE void put_units(const float* units, const float* sums, float* packed) {
+  for (Index i = 0; i < 16; ++i) {
+    packed[i] = units[i / 4];
+    const std::int32_t first = -128 * static_cast<std::int32_t>(sums[i / 4]);
+    __builtin_memcpy(packed + 16 + i, &first, sizeof first);
   }
-  __m512i* out = reinterpret_cast<__m512i*>(packed) + c / 64 * 8;
-  const __m512i h = _mm512_load_si512(high);
-  const __m512i l = _mm512_load_si512(low);
-  _mm512_storeu_si512(out, _mm512_shuffle_epi32(h, _MM_PERM_AAAA));
-  _mm512_storeu_si512(out + 1, _mm512_shuffle_epi32(h, _MM_PERM_BBBB));
-  _mm512_storeu_si512(out + 2, _mm512_shuffle_epi32(h, _MM_PERM_CCCC));
-  _mm512_storeu_si512(out + 3, _mm512_shuffle_epi32(h, _MM_PERM_DDDD));
-  _mm512_storeu_si512(out + 4, _mm512_shuffle_epi32(l, _MM_PERM_AAAA));
-  _mm512_storeu_si512(out + 5, _mm512_shuffle_epi32(l, _MM_PERM_BBBB));
-  _mm512_storeu_si512(out + 6, _mm512_shuffle_epi32(l, _MM_PERM_CCCC));
-  _mm512_storeu_si512(out + 7, _mm512_shuffle_epi32(l, _MM_PERM_DDDD));
-  return static_cast<float>(sum);  // below 2^24, so exact
 }
 
-/// The keys went in with 128 added to each, to be unsigned; this takes 128 · Σ query off again.
-TINYLLM_INLINE Lanes corrected(const std::int32_t* sums, Lanes query_sum) {
-  const __m512i extra = _mm512_slli_epi32(_mm512_cvtps_epi32(query_sum.v), 7);
-  return {_mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(sums), extra))};
-}
-
-/// sums[g][i] = query g · (row i + 128), for G queries; up to 15 sums behind the last are overwritten.
-template <unsigned G, bool fetches, class F>
-TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, std::int32_t* sums,
-                         const F& fetched) {
+/// Products of two times four rows, quad by quad; behind the last row they are repeated.
+template <unsigned G, bool whole, bool fetches, class F>
+TINYLLM_INLINE void add_eight_rows(const std::int8_t* keys, Index first, Index rows, Index d, const float* q, Index q_stride,
+                                   __m512i (*sums)[2], const F& fetched) {
   const __m512i flip = _mm512_set1_epi8(-128);
-  for (Index r = 0; r < rows; r += 16) {
-    __m512i quads[G][4];
+  const std::int8_t* row[8];
+  TINYLLM_UNROLL
+  for (unsigned i = 0; i < 8; ++i) {
+    row[i] = keys + (whole || first + i < rows ? first + i : rows - 1) * d;
+  }
+  fetch<fetches>(fetched, first / rows_of_dots);
+  for (Index c = 0; c < d; c += 64) {
+    __m512i x[8];
     TINYLLM_UNROLL
-    for (unsigned quad = 0; quad < 4; quad += 2) {
-      // Two times four rows share each load of a query.
-      const std::int8_t* row[8];
+    for (unsigned i = 0; i < 8; ++i) {
+      const __m512i bytes =
+          d - c >= 64 ? _mm512_loadu_si512(row[i] + c) : _mm512_maskz_loadu_epi8(first_bytes(d - c), row[i] + c);
+      x[i] = _mm512_xor_si512(bytes, flip);
+    }
+    __m512i t[8];
+    transpose(x[0], x[1], x[2], x[3], t);
+    transpose(x[4], x[5], x[6], x[7], t + 4);
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      const __m512i* query = reinterpret_cast<const __m512i*>(q + g * q_stride + 32) + c / 64 * 4;
       TINYLLM_UNROLL
-      for (unsigned i = 0; i < 8; ++i) {
-        const Index at = r + quad * 4 + i;
-        row[i] = keys + (at < rows ? at : rows - 1) * d;
-        fetch<fetches>(fetched, at);
-      }
-      __m512i high[G][2];
-      __m512i low[G][2];
-      TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) high[g][0] = high[g][1] = low[g][0] = low[g][1] = _mm512_setzero_si512();
-      for (Index c = 0; c < d; c += 64) {
-        __m512i x[8];
+      for (unsigned j = 0; j < 4; ++j) {
+        const __m512i part = _mm512_loadu_si512(query + j);
         TINYLLM_UNROLL
-        for (unsigned i = 0; i < 8; ++i) {
-          const __m512i bytes =
-              d - c >= 64 ? _mm512_loadu_si512(row[i] + c) : _mm512_maskz_loadu_epi8(first_bytes(d - c), row[i] + c);
-          x[i] = _mm512_xor_si512(bytes, flip);
-        }
-        __m512i t[8];
-        transpose(x[0], x[1], x[2], x[3], t);
-        transpose(x[4], x[5], x[6], x[7], t + 4);
-        TINYLLM_UNROLL
-        for (unsigned g = 0; g < G; ++g) {
-          const __m512i* query = reinterpret_cast<const __m512i*>(q + g * q_stride) + c / 64 * 8;
-          TINYLLM_UNROLL
-          for (unsigned j = 0; j < 4; ++j) {
-            const __m512i upper = _mm512_loadu_si512(query + j);
-            const __m512i lower = _mm512_loadu_si512(query + 4 + j);
-            TINYLLM_UNROLL
-            for (unsigned k = 0; k < 2; ++k) {
-              high[g][k] = _mm512_dpbusd_epi32(high[g][k], t[4 * k + j], upper);
-              low[g][k] = _mm512_dpbusd_epi32(low[g][k], t[4 * k + j], lower);
-              pin(high[g][k]);
-              pin(low[g][k]);
-            }
-          }
+        for (unsigned k = 0; k < 2; ++k) {
+          sums[g][k] = _mm512_dpbusd_epi32(sums[g][k], t[4 * k + j], part);
+          pin(sums[g][k]);
         }
       }
+    }
+  }
+}
+
+/// scores[g][i] = query g · row i, for G queries; up to 15 scores behind the last are overwritten.
+template <unsigned G, bool fetches, class F>
+TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
+                         const F& fetched) {
+  for (Index r = 0; r < rows; r += 16) {
+    __m512i quads[2][G][2];
+    TINYLLM_UNROLL
+    for (unsigned half = 0; half < 2; ++half) {
       TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) {
-        TINYLLM_UNROLL
-        for (unsigned k = 0; k < 2; ++k) quads[g][quad + k] = _mm512_add_epi32(_mm512_slli_epi32(high[g][k], 7), low[g][k]);
+      for (unsigned g = 0; g < G; ++g) quads[half][g][0] = quads[half][g][1] = _mm512_loadu_si512(q + g * q_stride + 16);
+      if (r + 16 <= rows) {
+        add_eight_rows<G, true, fetches>(keys, r + 8 * half, rows, d, q, q_stride, quads[half], fetched);
+      } else {
+        add_eight_rows<G, false, fetches>(keys, r + 8 * half, rows, d, q, q_stride, quads[half], fetched);
       }
     }
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
-      const __m512i* a = quads[g];
-      const __m512i x = _mm512_add_epi32(_mm512_shuffle_i64x2(a[0], a[1], 0x44), _mm512_shuffle_i64x2(a[0], a[1], 0xee));
-      const __m512i y = _mm512_add_epi32(_mm512_shuffle_i64x2(a[2], a[3], 0x44), _mm512_shuffle_i64x2(a[2], a[3], 0xee));
-      const __m512i sum = _mm512_add_epi32(_mm512_shuffle_i64x2(x, y, 0x88), _mm512_shuffle_i64x2(x, y, 0xdd));
-      _mm512_storeu_si512(sums + g * attention_detail::score_stride + r, sum);
+      const __m512 unit = _mm512_loadu_ps(q + g * q_stride);
+      const __m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(quads[0][g][0]), unit);
+      const __m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(quads[0][g][1]), unit);
+      const __m512 c = _mm512_mul_ps(_mm512_cvtepi32_ps(quads[1][g][0]), unit);
+      const __m512 e = _mm512_mul_ps(_mm512_cvtepi32_ps(quads[1][g][1]), unit);
+      const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+      const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(c, e, 0x44), _mm512_shuffle_f32x4(c, e, 0xee));
+      const __m512 sum = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+      _mm512_storeu_ps(scores + g * attention_detail::score_stride + r, sum);
     }
   }
 }
 
-/// The weights of a tile's keys.
+/// The weights of a tile's keys, numbers in [0, weight_levels].
+inline constexpr float weight_levels = 255.0F;
 struct Weights {
-  std::uint8_t high[attention_detail::score_stride];
-  std::uint8_t low[attention_detail::score_stride];
+  std::uint8_t bytes[attention_detail::score_stride];
 };
 
-/// Weights [i, i + width), numbers in [0, 32767].
+/// Weights [i, i + width), rounded.
 TINYLLM_INLINE void put_weights(Lanes numbers, Index i, Weights& weights) {
-  const __m512i whole = _mm512_cvtps_epi32(numbers.v);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.high + i), _mm512_cvtepi32_epi8(_mm512_srli_epi32(whole, 8)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.low + i), _mm512_cvtepi32_epi8(whole));
-}
-/// Weights from i on become zeros.
-TINYLLM_INLINE void clear_weights(Index i, Weights& weights) {
-  for (; i < attention_detail::score_stride; i += 16) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.high + i), _mm_setzero_si128());
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.low + i), _mm_setzero_si128());
-  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(weights.bytes + i), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(numbers.v)));
 }
 
-/// Half of 64 columns of four rows, byte by byte side by side: columns 0-7 (or 8-15) of each lane.
-template <bool upper>
-TINYLLM_INLINE void interleave(const __m512i* rows, __m512i& first, __m512i& second) {
-  const __m512i ab = upper ? _mm512_unpackhi_epi8(rows[0], rows[1]) : _mm512_unpacklo_epi8(rows[0], rows[1]);
-  const __m512i cd = upper ? _mm512_unpackhi_epi8(rows[2], rows[3]) : _mm512_unpacklo_epi8(rows[2], rows[3]);
-  first = _mm512_unpacklo_epi16(ab, cd);
-  second = _mm512_unpackhi_epi16(ab, cd);
-}
-
-/// sums[g][c] (+)= Σ weight · value for half of the columns [c, c + 64), as integers in the order of `interleave`.
-template <unsigned G, bool upper, bool fetches, class F>
-TINYLLM_INLINE void half_sums(const std::int8_t* values, Index rows, Index d, Index columns, const Weights* weights,
-                              Index offset, __m512i (*sums)[4], const F& fetched) {
-  __m512i high[G][2];
-  __m512i low[G][2];
+/// sums[g] += Σ weight · value for four rows of 64 columns, in the order of two rounds of unpacking.
+template <unsigned G>
+TINYLLM_INLINE void add_four_rows(const __m512i* x, const std::uint32_t* weights, __m512i (*sums)[4]) {
+  const __m512i ab_low = _mm512_unpacklo_epi8(x[0], x[1]);
+  const __m512i ab_high = _mm512_unpackhi_epi8(x[0], x[1]);
+  const __m512i cd_low = _mm512_unpacklo_epi8(x[2], x[3]);
+  const __m512i cd_high = _mm512_unpackhi_epi8(x[2], x[3]);
+  const __m512i columns[4] = {_mm512_unpacklo_epi16(ab_low, cd_low), _mm512_unpackhi_epi16(ab_low, cd_low),
+                              _mm512_unpacklo_epi16(ab_high, cd_high), _mm512_unpackhi_epi16(ab_high, cd_high)};
   TINYLLM_UNROLL
   for (unsigned g = 0; g < G; ++g) {
+    const __m512i four = _mm512_set1_epi32(static_cast<int>(weights[g]));
     TINYLLM_UNROLL
-    for (unsigned k = 0; k < 2; ++k) high[g][k] = low[g][k] = _mm512_setzero_si512();
-  }
-  for (Index r = 0; r < rows; r += 4) {
-    __m512i x[4];
-    TINYLLM_UNROLL
-    for (unsigned i = 0; i < 4; ++i) {
-      const std::int8_t* row = values + (r + i < rows ? r + i : rows - 1) * d;
-      x[i] = columns >= 64 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi8(first_bytes(columns), row);
-      fetch<fetches && !upper>(fetched, r + i);
-    }
-    __m512i first;
-    __m512i second;
-    interleave<upper>(x, first, second);
-    // Behind the last row weights count for nothing.
-    const std::uint32_t seen = rows - r >= 4 ? ~std::uint32_t{0} : (std::uint32_t{1} << (8 * (rows - r))) - 1U;
-    TINYLLM_UNROLL
-    for (unsigned g = 0; g < G; ++g) {
-      std::uint32_t h;
-      std::uint32_t l;
-      __builtin_memcpy(&h, weights[g].high + offset + r, 4);
-      __builtin_memcpy(&l, weights[g].low + offset + r, 4);
-      const __m512i hs = _mm512_set1_epi32(static_cast<int>(h & seen));
-      const __m512i ls = _mm512_set1_epi32(static_cast<int>(l & seen));
-      high[g][0] = _mm512_dpbusd_epi32(high[g][0], hs, first);
-      high[g][1] = _mm512_dpbusd_epi32(high[g][1], hs, second);
-      low[g][0] = _mm512_dpbusd_epi32(low[g][0], ls, first);
-      low[g][1] = _mm512_dpbusd_epi32(low[g][1], ls, second);
-      TINYLLM_UNROLL
-      for (unsigned k = 0; k < 2; ++k) {
-        pin(high[g][k]);
-        pin(low[g][k]);
-      }
-    }
-  }
-  TINYLLM_UNROLL
-  for (unsigned g = 0; g < G; ++g) {
-    TINYLLM_UNROLL
-    for (unsigned k = 0; k < 2; ++k) {
-      sums[g][(upper ? 2 : 0) + k] = _mm512_add_epi32(_mm512_slli_epi32(high[g][k], 8), low[g][k]);
+    for (unsigned k = 0; k < 4; ++k) {
+      sums[g][k] = _mm512_dpbusd_epi32(sums[g][k], four, columns[k]);
+      pin(sums[g][k]);
     }
   }
 }
@@ -225,11 +171,36 @@ template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, const Weights* weights, Index offset,
                                float* sums, Index stride, bool fresh, F fetched) {
   for (Index c = 0; c < d; c += 64) {
-    const Index columns = d - c < 64 ? d - c : 64;
+    const __mmask64 mask = first_bytes(d - c);
+    const auto what = fetched(c, 4);
     __m512i part[G][4];
-    const auto what = fetched(c, columns);
-    half_sums<G, false, fetches>(values + c, rows, d, columns, weights, offset, part, what);
-    half_sums<G, true, fetches>(values + c, rows, d, columns, weights, offset, part, what);
+    TINYLLM_UNROLL
+    for (unsigned g = 0; g < G; ++g) {
+      TINYLLM_UNROLL
+      for (unsigned k = 0; k < 4; ++k) part[g][k] = _mm512_setzero_si512();
+    }
+    const std::int8_t* row = values + c;
+    std::uint32_t four[G];
+    Index r = 0;
+    for (; r + 4 <= rows; r += 4, row += 4 * d) {
+      __m512i x[4];
+      TINYLLM_UNROLL
+      for (unsigned i = 0; i < 4; ++i) {
+        x[i] = _mm512_maskz_loadu_epi8(mask, row + i * d);
+      }
+      fetch<fetches>(what, r / 4);
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) __builtin_memcpy(&four[g], weights[g].bytes + offset + r, 4);
+      add_four_rows<G>(x, four, part);
+    }
+    if (r < rows) {
+      __m512i x[4];
+      for (unsigned i = 0; i < 4; ++i) {
+        x[i] = r + i < rows ? _mm512_maskz_loadu_epi8(mask, row + i * d) : _mm512_setzero_si512();
+      }
+      for (unsigned g = 0; g < G; ++g) __builtin_memcpy(&four[g], weights[g].bytes + offset + r, 4);
+      add_four_rows<G>(x, four, part);
+    }
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const __m512i* a = part[g];
@@ -249,7 +220,7 @@ TINYLLM_INLINE void value_sums(const std::int8_t* values, Index rows, Index d, c
 }
 
 /// Integers that lie in float memory.
-TINYLLM_INLINE Lanes to_float(const float* integers) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(integers))}; }
+TINYLLM_INLINE Lanes to_float(const void* integers) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(integers))}; }
 
 }  // namespace avx512_vnni
 }  // namespace TINYLLM_BUILD

@@ -24,8 +24,9 @@ namespace attention_detail {
 inline constexpr Index pair_block = 64;
 /// Keys of one span: the softmax of each span begins afresh and spans merge in order, however they are shared out.
 inline constexpr Index key_span = 512;
-/// Keys that a kernel takes at a time at most.
-inline constexpr Index longest_tile = 64;
+/// Keys that a kernel takes at a time at most, and those that it converts to float at a time.
+inline constexpr Index longest_tile = 128;
+inline constexpr Index converted_tile = 64;
 
 inline constexpr float nothing = -std::numeric_limits<float>::infinity();
 
@@ -79,11 +80,11 @@ inline Partial partial_at(float* memory) { return {memory, memory + pair_block, 
 inline constexpr Index score_stride = longest_tile + 16;
 
 /// Floats that a query packed for a kernel takes at most.
-constexpr Index packed_query(Index d) { return (d + 63) / 64 * 256 + 16; }
+constexpr Index packed_query(Index d) { return (d + 63) / 64 * 64 + 32; }
 
 /// Floats of scratch that any kernel needs: q, converted keys and values, scores.
 constexpr Index scratch_size(Index d) {
-  return packed_query(d) * pair_block + padded(d) * 2 * longest_tile + score_stride * pair_block;
+  return packed_query(d) * pair_block + padded(d) * 2 * converted_tile + score_stride * pair_block;
 }
 
 struct AttentionJob {
@@ -104,7 +105,8 @@ struct AttentionJob {
   Index first_key;     // a multiple of key_span
   Index end_key;
   Fetching fetching;
-  Index tile = 0;  // keys of a tile, which the kernel chooses
+  bool packed = false;  // whether scratch still holds these queries, from another span of the same block
+  Index tile = 0;       // keys of a tile, which the kernel chooses
   Partial part;
   float* scratch;
 

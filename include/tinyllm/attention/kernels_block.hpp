@@ -120,9 +120,9 @@ inline void block(const AttentionJob& job) {
   const Index d = job.d;
   const Index stride = attention_detail::padded(d);
   float* queries = job.scratch;                     // [d, pair_block]
-  float* key_rows = queries + stride * pair_block;  // [longest_tile, padded(d)]
-  float* value_rows = key_rows + stride * attention_detail::longest_tile;
-  float* scores = value_rows + stride * attention_detail::longest_tile;  // [longest_tile, pair_block]
+  float* key_rows = queries + stride * pair_block;  // [converted_tile, padded(d)]
+  float* value_rows = key_rows + stride * attention_detail::converted_tile;
+  float* scores = value_rows + stride * attention_detail::converted_tile;  // [converted_tile, pair_block]
   const Index sum_stride = attention_detail::padded(job.d_value);
   const Index n_pairs = job.n_pairs;
   const Index lanes = n_pairs <= width ? width : (n_pairs + pair_width - 1) / pair_width * pair_width;
@@ -145,8 +145,8 @@ inline void block(const AttentionJob& job) {
     for (Index c = 0; c < d; ++c) queries[c * pair_block + i] = q[c] * job.scale;
   }
   const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
-  for (Index tile = job.first_key; tile < job.end_key; tile += attention_detail::longest_tile) {
-    const Index n = smaller(attention_detail::longest_tile, job.end_key - tile);
+  for (Index tile = job.first_key; tile < job.end_key; tile += attention_detail::converted_tile) {
+    const Index n = smaller(attention_detail::converted_tile, job.end_key - tile);
     while (run->first + run->rows <= tile) ++run;
     bool any = false;
     bool all = true;

@@ -105,7 +105,7 @@ struct FloatProducts {
                                     float* scores) {
     const Index d = job.d;
     const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * job.row;
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row));
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row), 1);
     // The usual widths are known when compiling, so that their loops unroll.
     constexpr unsigned usual = width >= 8 ? 64 : 0;
     const auto dot = [&]<unsigned Width>() {
@@ -127,12 +127,6 @@ struct FloatProducts {
   /// The weights of G pairs for the keys [first[g], end[g]) of the tile that begins at position `tile`.
   template <unsigned G>
   struct Tile {
-    struct Sink {
-      float* weights;
-      TINYLLM_INLINE void begin(Lanes, Lanes) {}
-      TINYLLM_INLINE void put(Index i, Lanes weight) { store(weights + i, weight); }
-    };
-
     const AttentionJob& job;
     const StoredRun* run;
     Index tile;
@@ -144,8 +138,41 @@ struct FloatProducts {
                         const Index* ends, float* scores)
         : job(the_job), run(first_run), tile(first_key), first(firsts), end(ends), weights(scores) {}
 
-    /// Where the weights of pair g go: the scores' own place.
-    TINYLLM_INLINE Sink sink(unsigned g) { return {weights + g * attention_detail::score_stride}; }
+    /// The scores become weights 2^(score − maximum), those of keys that a pair does not see 0. `maximum` and `sums` are those
+    /// so far, sums lane by lane; factors[g] is for what pair g has summed up before.
+    TINYLLM_INLINE void soften(float* maximum, float* sums, float* factors) const {
+      const Index n = (end[G - 1] + width - 1) / width * width;
+      Lanes highest[G];
+      hide_unseen<G>(weights, n, first, end);
+      highest_scores<G>(weights, n, highest);
+      Lanes base[G];
+      Lanes sum[G];
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) {
+        sum[g] = load(sums + g * width);
+        factors[g] = 1.0F;
+        if (any_above(highest[g], broadcast(maximum[g]))) {
+          const float before = maximum[g];
+          maximum[g] = horizontal_maximum(highest[g]);
+          float of_before[width];
+          store(of_before, exp2(broadcast(before - larger(maximum[g], lowest_score))));
+          factors[g] = of_before[0];
+          sum[g] = multiply(sum[g], broadcast(factors[g]));
+        }
+        base[g] = broadcast(larger(maximum[g], lowest_score));  // where nothing is seen, −inf − base is −inf still
+      }
+      for (Index i = 0; i < n; i += width) {
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) {
+          float* at = weights + g * attention_detail::score_stride + i;
+          const Lanes weight = exp2(subtract(load(at), base[g]));
+          store(at, weight);
+          sum[g] = add(sum[g], weight);
+        }
+      }
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) store(sums + g * width, sum[g]);
+    }
 
     /// sums[g] += Σ weight · value
     TINYLLM_INLINE void add_values(float* sums, float*) const {

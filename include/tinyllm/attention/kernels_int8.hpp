@@ -1,23 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// Int8Products: scores and weighted sums over int8 rows in integers: queries and weights become 15-bit integers times a scale
-// of their own, products and sums are exact, and the scales are multiplied in at the end.
+// Int8Products: scores and weighted sums over int8 rows in integers: queries and weights become integers times units of their
+// own, products and sums are exact, and the units are multiplied in at the end.
 //
 //     stream<Int8Products>(job);
 //
-// Internal, and empty unless TINYLLM_LEVEL is defined, like kernels_common.hpp (no #pragma once). Needs the level's
-// put_query, dots, put_weights and value_sums (int8_*.hpp). A query is off by 1/32638 of its largest element at most, a weight
-// by 1/32767 of the tile's largest: little beside what rounding the rows to int8 has cost.
+// Internal, and empty unless TINYLLM_LEVEL is defined, like kernels_common.hpp (no #pragma once). Needs the level's put_query,
+// put_units, dots, put_weights and value_sums (int8_*.hpp). An element of a query is off by half a unit, a weight too: with 15
+// bits 1/32638 and 1/65534 of the largest, little beside what rounding the rows to int8 has cost; with bytes 1/254 of the
+// largest of its block of columns and 1/510 of at most eight times the mean, about as much as the rows have lost.
 #ifdef TINYLLM_LEVEL
 namespace tinyllm {
 inline namespace TINYLLM_BUILD {
 namespace TINYLLM_LEVEL {
 
-struct Int8Products {
-  /// Long tiles: each costs rounding the weights.
-  static Index tile_rows(Index) { return attention_detail::longest_tile; }
+class Int8Products {
+  // Where weights have few levels, the largest integer stands for most_of_mean times the mean weight of a tile at most: what
+  // the few larger ones exceed it by is added on its own. So rounding is off by 1/510 of that, however steep the softmax is.
+  static constexpr bool weights_saturate = weight_levels < 1024.0F;
+  static constexpr float most_of_mean = 8.0F;
+  static constexpr Index most_excesses = attention_detail::longest_tile / 8;  // fewer than one in most_of_mean can be larger
+  /// Below this a largest magnitude cannot be divided by.
+  static constexpr float smallest = 2e-34F;
+
+ public:
+  static constexpr Index row_bytes(Index d) { return d; }
+  static Index tile_rows(Index d) { return attention_detail::tile_rows(d, true); }
   static Index query_floats(Index d) { return attention_detail::packed_query(d); }
 
-  /// Two floats, the scale and a constant of the level's, then from the sixteenth float on the integers.
+  /// 32 floats of the level's, then the integers. Columns c with the same c % 64 / (64 / query_blocks) share a unit.
   static void pack(const float* q, Index d, float scale, float* packed) {
     alignas(64) float part[64];
     const auto take = [&](Index c) {
@@ -25,34 +35,41 @@ struct Int8Products {
       for (Index i = 0; i < n; ++i) part[i] = q[c + i] * scale;
       for (Index i = n; i < 64; ++i) part[i] = 0.0F;
     };
-    Lanes highest = zero();
+    constexpr Index block = 64 / query_blocks;
+    Lanes highest[query_blocks] = {};
     Lanes zeros = zero();
     for (Index c = 0; c < d; c += 64) {
       take(c);
       for (Index i = 0; i < 64; i += width) {
-        highest = maximum(absolute(load(part + i)), highest);
+        highest[i / block] = maximum(absolute(load(part + i)), highest[i / block]);
         zeros = fma(load(part + i), zero(), zeros);
       }
     }
-    const float largest = horizontal_maximum(highest);
-    const float none = horizontal_sum(zeros);
-    const bool usable = none == 0.0F && largest > smallest;
+    const float none = horizontal_sum(zeros);  // 0, or no number if an element is none
     // All sums of products stay below 2^31.
     const float by_width = 16777216.0F / static_cast<float>(d);
-    const float most = by_width < 16319.0F ? by_width : 16319.0F;
-    const Lanes factor = broadcast(usable ? most / largest : 0.0F);
+    const float most = by_width < query_levels ? by_width : query_levels;
+    float units[query_blocks];
+    float factors[query_blocks];
+    for (Index k = 0; k < query_blocks; ++k) {
+      const float largest = horizontal_maximum(highest[k]);
+      const bool usable = none == 0.0F && largest > smallest;
+      units[k] = usable ? largest / most : none;
+      factors[k] = usable ? most / largest : 0.0F;
+    }
     const Lanes magic = broadcast(12582912.0F);  // adding it rounds to an integer
-    float constant = 0.0F;
+    float sums[query_blocks] = {};
     for (Index c = 0; c < d; c += 64) {
       take(c);
       for (Index i = 0; i < 64; i += width) {
-        const Lanes whole = subtract(add(multiply(load(part + i), factor), magic), magic);
-        store(part + i, usable ? whole : zero());
+        const Lanes scaled = none == 0.0F ? multiply(load(part + i), broadcast(factors[i / block])) : zero();
+        const Lanes whole = subtract(add(scaled, magic), magic);
+        store(part + i, whole);
+        sums[i / block] += horizontal_sum(whole);  // of integers below 2^24, so exact
       }
-      constant += put_query(part, packed + 16, c);
+      put_query(part, packed + 32, c);
     }
-    packed[0] = none == 0.0F ? (usable ? largest / most : 0.0F) : none;
-    packed[1] = constant;
+    put_units(units, sums, packed);
   }
 
   /// scores[g][i] = query g · key row + i, for G queries.
@@ -62,23 +79,20 @@ struct Int8Products {
     const Index d = job.d;
     const Index stride = query_floats(d);
     const std::int8_t* keys = static_cast<const std::int8_t*>(run.keys) + row * d;
-    alignas(64) std::int32_t sums[G * attention_detail::score_stride];
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, d);
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, d, rows_of_dots);
     if (fetched.bytes == 0) {
-      dots<G, false>(keys, n, d, q + 16, stride, sums, fetched);
+      dots<G, false>(keys, n, d, q, stride, scores, fetched);
     } else {
-      dots<G, true>(keys, n, d, q + 16, stride, sums, fetched);
+      dots<G, true>(keys, n, d, q, stride, scores, fetched);
     }
     alignas(64) float scales[attention_detail::score_stride];
-    __builtin_memcpy(scales, run.key_scales + row, static_cast<std::size_t>(n) * sizeof(float));
-    for (Index i = n; i < n + width; ++i) scales[i] = 0.0F;
-    for (unsigned g = 0; g < G; ++g) {
-      const Lanes scale = broadcast(q[g * stride]);
-      const Lanes constant = broadcast(q[g * stride + 1]);
-      const std::int32_t* from = sums + g * attention_detail::score_stride;
-      float* to = scores + g * attention_detail::score_stride;
-      for (Index i = 0; i < n; i += width) {
-        store(to + i, multiply(corrected(from + i, constant), multiply(load(scales + i), scale)));
+    copy_floats(run.key_scales + row, n, scales);
+    for (Index i = 0; i < n; i += width) {
+      const Lanes scale = load(scales + i);
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) {
+        float* at = scores + g * attention_detail::score_stride + i;
+        store(at, multiply(load(at), scale));
       }
     }
   }
@@ -88,60 +102,92 @@ struct Int8Products {
   template <unsigned G>
   class Tile {
    public:
-    struct Sink {
-      const float* scales;
-      float largest_scale;
-      Weights& weights;
-      float& unit;
-      Lanes factor = {};
-
-      /// One unit is 1/32767 of the largest scale times a power of two that no weight exceeds.
-      TINYLLM_INLINE void begin(Lanes highest, Lanes base) {
-        float bases[width];
-        store(bases, base);
-        const float largest = power_of_two_above(horizontal_maximum(highest) - bases[0]) * largest_scale;
-        unit = largest <= smallest ? 0.0F : largest / 32767.0F;  // not a number if a scale is none
-        factor = broadcast(largest > smallest ? 32767.0F / largest : 0.0F);
-      }
-      TINYLLM_INLINE void put(Index i, Lanes weight) {
-        put_weights(multiply(multiply(weight, load(scales + i)), factor), i, weights);
-      }
-    };
-
     TINYLLM_INLINE Tile(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first, const Index* end,
-                        const float*)
-        : job_(job), run_(run), tile_(tile), from_(first[0]), to_(end[G - 1]) {
-      for (Index i = from_ / width * width; i < to_ + width; i += width) store(scales_ + i, zero());
-      for (Index i = 0; i < from_; i += width) store(scales_ + i, zero());
-      for_each_run(run, tile + from_, tile + to_, [&](const StoredRun& at, Index position, Index n) {
-        __builtin_memcpy(scales_ + (position - tile), at.value_scales + (position - at.first),
-                         static_cast<std::size_t>(n) * sizeof(float));
-      });
+                        float* scores)
+        : job_(job), run_(run), tile_(tile), first_(first), end_(end), scores_(scores) {}
+
+    /// The scores become weights times the values' scales, as integers of a unit that is the pair's own. `maximum` and `sums`
+    /// are those so far, sums lane by lane; factors[g] is for what pair g has summed up before.
+    TINYLLM_INLINE void soften(float* maximum, float* sums, float* factors) {
+      const Index n = (end_[G - 1] + width - 1) / width * width;
+      float largest[G];
+      load_scales(largest);
+      Lanes highest[G];
+      hide_unseen<G>(scores_, n, first_, end_);
+      highest_scores<G>(scores_, n, highest);
+      Lanes base[G];
+      Lanes sum[G];
+      Lanes total[G];
+      alignas(64) float powers[16] = {};  // how far what came before and this tile lie below the maximum
+      TINYLLM_UNROLL
       for (unsigned g = 0; g < G; ++g) {
-        units_[g] = 0.0F;
-        // Weights beyond the whole vectors of [0, end) are those of keys that the pair does not see.
-        clear_weights(first[g] < end[g] ? (end[g] + width - 1) / width * width : 0, weights_[g]);
-        const bool as_before = g > 0 && first[g] == first[g - 1] && end[g] == end[g - 1];
-        largest_[g] = as_before ? largest_[g - 1] : largest_scale(first[g], end[g]);
+        const float here = horizontal_maximum(highest[g]);
+        const float before = maximum[g];
+        maximum[g] = larger(before, here);
+        const float top = larger(maximum[g], lowest_score);
+        powers[g] = before - top;
+        powers[8 + g] = here - top;
+        base[g] = broadcast(larger(here, lowest_score));  // where nothing is seen, −inf − base is −inf still
+        sum[g] = total[g] = zero();
       }
-      // What is no number has made its mark; a weight of 0 for those that do not see it needs a number.
-      for (Index i = 0; i < to_; i += width) {
-        store(scales_ + i, maximum(load(scales_ + i), zero()));
+      find_next();
+      fetch_pages(job_, run_, tile_, row_bytes(job_.d));
+      const Fetch next = {next_, width / 2 * job_.d, next_ == nullptr ? 0 : width / 2 * job_.d};
+      for (Index i = 0; i < n; i += width) {
+        fetch<true>(next, i / width);
+        const Lanes scale = load(scales_ + i);
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) {
+          float* at = scores_ + g * attention_detail::score_stride + i;
+          const Lanes weight = exp2(subtract(load(at), base[g]));
+          const Lanes scaled = multiply(weight, scale);
+          store(at, scaled);
+          sum[g] = add(sum[g], weight);
+          if constexpr (weights_saturate) total[g] = add(total[g], scaled);
+        }
+      }
+      for (Index i = 0; i < 16; i += width) store(powers + i, exp2(load(powers + i)));
+      Lanes to_levels[G];
+      TINYLLM_UNROLL
+      for (unsigned g = 0; g < G; ++g) {
+        factors[g] = powers[g];
+        float* at = sums + g * width;
+        store(at, fma(sum[g], broadcast(powers[8 + g]), multiply(load(at), broadcast(factors[g]))));
+        float most = largest[g];
+        if constexpr (weights_saturate) {
+          const float often = horizontal_sum(total[g]) / static_cast<float>(end_[g] - first_[g]) * most_of_mean;
+          if (often < most) most = often;
+          n_excesses_[g] = 0;
+        }
+        const float level = most <= smallest ? 0.0F : most / weight_levels;  // not a number if a scale is none
+        units_[g] = level * powers[8 + g];
+        to_levels[g] = broadcast(most > smallest ? weight_levels / most : 0.0F);
+      }
+      for (Index i = 0; i < n; i += width) {
+        TINYLLM_UNROLL
+        for (unsigned g = 0; g < G; ++g) {
+          const Lanes number = multiply(load(scores_ + g * attention_detail::score_stride + i), to_levels[g]);
+          put_weights(number, i, weights_[g]);
+          if constexpr (weights_saturate) note_excesses(number, i, g);
+        }
       }
     }
-
-    TINYLLM_INLINE Sink sink(unsigned g) { return {scales_, largest_[g], weights_[g], units_[g]}; }
 
     /// sums[g] += Σ weight · value
     TINYLLM_INLINE void add_values(float* sums, float* more) const {
       const Index d = job_.d;
       const Index acc_stride = (d + 63) / 64 * 64;
       bool fresh = true;
-      for_each_run(run_, tile_ + from_, tile_ + to_, [&](const StoredRun& at, Index position, Index n) {
+      for_each_run(run_, tile_ + first_[0], tile_ + end_[G - 1], [&](const StoredRun& at, Index position, Index n) {
         const Index row = position - at.first;
         const std::int8_t* values = static_cast<const std::int8_t*>(at.values) + row * d;
-        const auto fetched = [&](Index column, Index count) {
-          return fetch_with_values(job_, at, position, n, d, column, count);
+        // Of the keys of the next tile half were asked for when these weights were made; the other half is now.
+        const Index next_row = (end_[G - 1] - first_[0]) / 2 + (position - tile_ - first_[0]) / 2;
+        const auto fetched = [&](Index column, Index step) {
+          const bool ahead = job_.fetching == Fetching::ahead;
+          if (column % 64 != 0 || (ahead ? column != 0 : next_ == nullptr)) return Fetch{nullptr, 0, 0};
+          if (ahead) return Fetch{row_at(at.values, row, d) + attention_detail::fetch_ahead, step * d, step * d};
+          return Fetch{row_at(next_, next_row, d) + n * column / 2, step * 32, step * 32};
         };
         if (job_.fetching == Fetching::none) {
           value_sums<G, false>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);
@@ -156,48 +202,96 @@ struct Int8Products {
         const float* from_sums = more + g * acc_stride;
         float* out = sums + g * out_stride;
         for (Index c = 0; c < d; c += width) store(out + c, fma(to_float(from_sums + c), unit, load(out + c)));
+        if constexpr (weights_saturate) add_excesses(g, out);
       }
     }
 
    private:
-    /// The largest scale of the keys [first, end), or no number if one is none: a row that was not all finite.
-    float largest_scale(Index first, Index end) const {
-      alignas(64) float own[attention_detail::score_stride] = {};
-      if (first < end) {
-        __builtin_memcpy(own + first, scales_ + first, static_cast<std::size_t>(end - first) * sizeof(float));
+    /// What a weight exceeds the largest integer by, in units.
+    struct Excess {
+      Index key;
+      float units;
+    };
+    /// Notes which of the numbers [i, i + width) exceed the largest integer.
+    TINYLLM_INLINE void note_excesses(Lanes numbers, Index i, unsigned g) {
+      unsigned larger_ones = bits_at_least(numbers, broadcast(weight_levels + 0.5F));
+      if (larger_ones == 0) return;
+      float each[width];
+      store(each, numbers);
+      for (; larger_ones != 0 && n_excesses_[g] < most_excesses; larger_ones &= larger_ones - 1) {
+        const int k = __builtin_ctz(larger_ones);
+        excesses_[g][n_excesses_[g]++] = {i + k, each[k] - weight_levels};
       }
+    }
+    /// out += Σ excess · value
+    void add_excesses(unsigned g, float* out) const {
+      for (Index i = 0; i < n_excesses_[g]; ++i) {
+        const Index position = tile_ + excesses_[g][i].key;
+        const StoredRun* run = run_of(job_, run_, position, 1);
+        const std::int8_t* value = static_cast<const std::int8_t*>(run->values) + (position - run->first) * job_.d;
+        const Lanes factor = broadcast(excesses_[g][i].units * units_[g]);
+        alignas(64) std::int8_t last[width] = {};
+        for (Index c = 0; c < job_.d; c += width) {
+          const std::int8_t* from = value + c;
+          if (c + width > job_.d) {
+            __builtin_memcpy(last, from, static_cast<std::size_t>(job_.d - c));
+            from = last;
+          }
+          store(out + c, fma(load_stored(from), factor, load(out + c)));
+        }
+      }
+    }
+
+    /// Finds the keys that lie a tile further on, if they are to be asked for.
+    TINYLLM_INLINE void find_next() {
+      const Index wanted = tile_ + first_[0] + job_.tile;
+      const StoredRun* at = job_.fetching == Fetching::other ? run_of(job_, run_, wanted, end_[G - 1] - first_[0]) : nullptr;
+      next_ = at == nullptr ? nullptr : row_at(at->keys, wanted - at->first, job_.d);
+    }
+
+    /// The values' scales of this tile, and the largest that each pair sees, or no number if one is none: a row that was not
+    /// all finite.
+    TINYLLM_INLINE void load_scales(float* largest) {
+      const Index from = first_[0];
+      const Index to = end_[G - 1];
+      const Index n = (to + width - 1) / width * width;
+      for (Index i = 0; i < n; i += width) store(scales_ + i, zero());
+      for_each_run(run_, tile_ + from, tile_ + to, [&](const StoredRun& at, Index position, Index rows) {
+        copy_floats(at.value_scales + (position - at.first), rows, scales_ + (position - tile_));
+      });
+      for (unsigned g = 0; g < G; ++g) {
+        const bool as_before = g > 0 && first_[g] == first_[g - 1] && end_[g] == end_[g - 1];
+        largest[g] = as_before ? largest[g - 1] : largest_scale(first_[g], end_[g]);
+      }
+      // What is no number has made its mark; a weight of 0 for those that do not see it needs a number.
+      for (Index i = 0; i < n; i += width) store(scales_ + i, maximum(load(scales_ + i), zero()));
+    }
+    float largest_scale(Index first, Index end) const {
       Lanes highest = zero();
       Lanes zeros = zero();
-      for (Index i = 0; i < end; i += width) {
-        highest = maximum(load(own + i), highest);
-        zeros = fma(load(own + i), zero(), zeros);
+      Index i = first;
+      for (; i + width <= end; i += width) {
+        highest = maximum(load(scales_ + i), highest);
+        zeros = fma(load(scales_ + i), zero(), zeros);
       }
-      return horizontal_maximum(highest) + horizontal_sum(zeros);
+      float largest = horizontal_maximum(highest) + horizontal_sum(zeros);
+      for (; i < end; ++i) largest = scales_[i] > largest || scales_[i] != scales_[i] ? scales_[i] : largest;
+      return largest;
     }
 
     const AttentionJob& job_;
     const StoredRun* run_;
     Index tile_;
-    Index from_;
-    Index to_;
+    const Index* first_;
+    const Index* end_;
+    float* scores_;
     alignas(64) float scales_[attention_detail::score_stride];
-    float largest_[G];
     float units_[G];
+    const char* next_;
     alignas(64) Weights weights_[G];
+    Index n_excesses_[G];
+    Excess excesses_[G][most_excesses];
   };
-
- private:
-  /// 2^n >= 2^x for x <= 0, or 0 for a very small one; 1 for what is no number.
-  static float power_of_two_above(float x) {
-    if (x < -126.0F) return 0.0F;
-    if (!(x < 0.0F)) return 1.0F;
-    const std::int32_t bits = (static_cast<std::int32_t>(x) + 127) << 23;  // towards zero: upwards
-    float power;
-    __builtin_memcpy(&power, &bits, sizeof power);
-    return power;
-  }
-  /// Below this a largest magnitude cannot be divided by.
-  static constexpr float smallest = 2e-34F;
 };
 
 }  // namespace TINYLLM_LEVEL

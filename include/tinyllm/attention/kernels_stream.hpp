@@ -10,37 +10,6 @@ namespace tinyllm {
 inline namespace TINYLLM_BUILD {
 namespace TINYLLM_LEVEL {
 
-/// Scores of one pair for a tile become weights, which go to `sink`; [first, end) are the keys it sees. `sums` are those so
-/// far, lane by lane. Returns the factor for what the pair has summed up before.
-template <class Sink>
-TINYLLM_INLINE float soften(float* scores, Index first, Index end, float& maximum_so_far, float* sums, Sink sink) {
-  const Index n = (end + width - 1) / width * width;
-  for (Index i = 0; i < first; ++i) scores[i] = nothing;
-  for (Index i = end; i < n; ++i) scores[i] = nothing;
-  Lanes highest = load(scores);
-  for (Index i = width; i < n; i += width) highest = maximum(load(scores + i), highest);
-  const float before = maximum_so_far;
-  const float lowest = -3.402823466e38F;
-  Lanes sum = load(sums);
-  float factor = 1.0F;
-  if (any_above(highest, broadcast(before))) {
-    maximum_so_far = horizontal_maximum(highest);
-    float factors[width];
-    store(factors, exp2(broadcast(before - larger(maximum_so_far, lowest))));
-    factor = factors[0];
-    sum = multiply(sum, broadcast(factor));
-  }
-  const Lanes base = broadcast(larger(maximum_so_far, lowest));  // where nothing is seen, −inf − base is −inf still
-  sink.begin(highest, base);
-  for (Index i = 0; i < n; i += width) {
-    const Lanes weight = exp2(subtract(load(scores + i), base));
-    sink.put(i, weight);
-    sum = add(sum, weight);
-  }
-  store(sums, sum);
-  return factor;
-}
-
 inline void scale_row(float* row, Index n, float factor) {
   for (Index c = 0; c < n; c += width) store(row + c, multiply(load(row + c), broadcast(factor)));
 }
@@ -77,11 +46,10 @@ inline void stream_tile(const AttentionJob& job, const StoredRun* run, Index til
   });
   float* weighted = job.part.weighted + pair * stride;
   typename Products::template Tile<G> weights(job, run, tile, first, end, scratch.scores);
+  float factors[G];
+  weights.soften(job.part.maximum + pair, scratch.sums + pair * width, factors);
   for (unsigned g = 0; g < G; ++g) {
-    if (first[g] >= end[g]) continue;
-    const float factor = TINYLLM_LEVEL::soften(scratch.scores + g * attention_detail::score_stride, first[g], end[g],
-                                               job.part.maximum[pair + g], scratch.sums + (pair + g) * width, weights.sink(g));
-    if (factor != 1.0F) scale_row(weighted + g * stride, stride, factor);
+    if (factors[g] != 1.0F) scale_row(weighted + g * stride, stride, factors[g]);
   }
   weights.add_values(weighted, scratch.more);
 }
@@ -110,6 +78,7 @@ inline void stream(const AttentionJob& given) {
     const Index pair = job.first_pair + i;
     first_seen[i] = job.first_seen(i);
     end_seen[i] = job.end_seen(i);
+    if (job.packed) continue;
     Products::pack(job.q + pair / job.group * job.q_stride + pair % job.group * d, d, job.scale,
                    scratch.queries + i * Products::query_floats(d));
   }
