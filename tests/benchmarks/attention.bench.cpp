@@ -76,22 +76,24 @@ void prefill(benchmark::State& state, const Shape& shape, Index s, CpuLevel leve
 
 template <class Dtype>
 void add_decode() {
+  const auto add = [](const char* what, const Shape& shape, Index s, Index threads, CpuLevel level) {
+    const std::string name = std::string(what) + "/shape:" + shape.name + "/type:" + type_name<Dtype>() +
+                             "/s:" + std::to_string(s) + "/threads:" + std::to_string(threads) +
+                             "/level:" + tinyllm::name(level);
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { decode<Dtype>(state, shape, s, threads, level); })
+        ->UseManualTime()
+        ->Iterations(4)
+        ->Unit(benchmark::kMillisecond);
+  };
   for (const Shape& shape : shapes) {
     for (const Index s : {1024, 8192, 32768}) {
       for (const Index threads : {1, 2}) {
-        for (const CpuLevel level : levels_of<Dtype>()) {
-          const std::string name = std::string("decode/shape:") + shape.name + "/type:" + type_name<Dtype>() +
-                                   "/s:" + std::to_string(s) + "/threads:" + std::to_string(threads) +
-                                   "/level:" + tinyllm::name(level);
-          benchmark::RegisterBenchmark(name.c_str(),
-                                       [=](benchmark::State& state) { decode<Dtype>(state, shape, s, threads, level); })
-              ->UseManualTime()
-              ->Iterations(4)
-              ->Unit(benchmark::kMillisecond);
-        }
+        for (const CpuLevel level : levels_of<Dtype>()) add("decode", shape, s, threads, level);
       }
     }
   }
+  // What the other query heads of a group cost: the same keys and values with one each.
+  for (const Shape& shape : lone_heads) add("decode_one_query_head", shape, 8192, 1, levels_of<Dtype>().back());
 }
 
 template <class Dtype>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same attention as one writes it with Eigen alone, for comparison; compiled for this processor, on one thread.
+// The same attention as one writes it with Eigen alone, for comparison, on one thread: compiled as the rest is, and, as another
+// program, for this processor.
 #include "filled_cache.hpp"
 #include "suite.hpp"
 
@@ -10,6 +11,12 @@
 namespace {
 
 using namespace bench;
+
+#ifdef EIGEN_NATIVE
+constexpr const char* flags = "native";
+#else
+constexpr const char* flags = "none";
+#endif
 
 void softmax(RowMatrix& scores) {
   scores.colwise() -= scores.rowwise().maxCoeff().eval();
@@ -78,8 +85,8 @@ void prefill(benchmark::State& state, const Shape& shape, Index s) {
 template <class Dtype>
 void add_benchmarks() {
   const auto add = [](const char* what, const Shape& shape, Index s, auto function) {
-    const std::string name =
-        std::string(what) + "/shape:" + shape.name + "/type:" + type_name<Dtype>() + "/s:" + std::to_string(s);
+    const std::string name = std::string(what) + "/shape:" + shape.name + "/type:" + type_name<Dtype>() +
+                             "/s:" + std::to_string(s) + "/flags:" + flags;
     benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { function(state, shape, s); })
         ->UseManualTime()
         ->Iterations(20)

@@ -23,6 +23,7 @@ struct Shape {
   Index query_width() const { return n_heads * d_head; }
 };
 inline constexpr Shape shapes[] = {{"9-3x64", 9, 3, 64}, {"32-8x128", 32, 8, 128}};
+inline constexpr Shape lone_heads[] = {{"3-3x64", 3, 3, 64}, {"8-8x128", 8, 8, 128}};
 
 /// Far more than any cache of a processor holds.
 inline constexpr Index working_set = Index{256} << 20;

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PROGRAMS = ("attention", "latent", "eigen", "cache", "text", "generate", "sampler")
+PROGRAMS = ("attention", "latent", "eigen", "eigen_native", "cache", "text", "generate", "sampler")
 # What Google Benchmark says of a run beside its counters.
 OF_THE_RUN = {"name", "run_name", "run_type", "family_index", "per_family_instance_index", "repetitions", "repetition_index"}
 OF_THE_RUN |= {"threads", "iterations", "real_time", "cpu_time", "time_unit"}
