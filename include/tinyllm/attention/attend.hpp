@@ -9,9 +9,10 @@
 // Query heads h·H_q/H_kv .. share kv head h. Softmax and sums are float; masked keys are not read into any sum; a query that
 // sees no key gives zeros. The past is never converted or copied as a whole.
 //
-// Over int8 rows products are of integers where queries are few: queries and weights are rounded to 15 bits, or, at the level
-// avx512_vnni, to 8: a query's elements to 1/127 of the largest of each 16 columns, weights to 1/255 of eight times their mean
-// over a tile at most. Ask for the level avx512 to have 15 bits on such a machine too, at two thirds of the speed.
+// Over int8 rows few queries at a time are multiplied in integers of 15 bits, as weights are, and at the level avx512_vnni any
+// number of them in integers of 8: a query's elements are rounded to 1/127 of the largest of each 16 columns, weights to 1/255
+// of eight times their mean over a tile at most. Ask for the level avx512 to have 15 bits on such a machine too, at two thirds
+// of the speed.
 //
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
 // Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED
@@ -215,7 +216,8 @@ void attend(const View& view, const ConstRows& q, const Rows& out, AttendWorkspa
   const attention_detail::AttendShape shape = attention_detail::attend_shape(view, q, out, options);
   const attention_detail::AttentionKernels& kernels =
       attention_detail::attention_kernels<StoredType<View>>(options.level.value_or(best_level()));
-  const attention_detail::AttendPlan plan(shape, options.exactness, static_cast<Index>(executor.concurrency()));
+  const Exactness exactness = kernels.block == nullptr ? Exactness::reproducible : options.exactness;
+  const attention_detail::AttendPlan plan(shape, exactness, static_cast<Index>(executor.concurrency()));
   if (plan.n_blocks == 0) return;
   workspace.prepare(view, plan, shape);
   attention_detail::AttendCall(shape, q, out, options, kernels, plan, workspace).run(executor);

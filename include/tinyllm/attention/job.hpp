@@ -123,8 +123,9 @@ struct AttentionJob {
 
 /// The kernels of one level for one storage type.
 struct AttentionKernels {
-  void (*stream)(const AttentionJob&);                                            // reads each stored tile once, for few pairs
-  void (*block)(const AttentionJob&);                                             // converts each tile once, for many pairs
+  void (*stream)(const AttentionJob&);  // reads each stored tile once, for few pairs
+  void (*block)(const AttentionJob&);   // converts each tile once, for many pairs; null
+                                        // if `stream` is as fast for them
   void (*fold)(const Partial& total, const Partial& part, Index pairs, Index d);  // total = merge(total, part)
   Index split_width;  // columns of `stream`: 0 in order, else blocks of 2·width, even ones first
 };

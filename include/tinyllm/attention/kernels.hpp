@@ -87,8 +87,7 @@ const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level) {
   if constexpr (std::same_as<Dtype, std::int8_t>) {
 #if TINYLLM_X86_LEVELS
     if (level >= CpuLevel::avx512_vnni) {
-      static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, &avx512::block<std::int8_t>,
-                                             &avx512::fold, 0};
+      static constexpr AttentionKernels dots{&avx512_vnni::stream<avx512_vnni::Int8Products>, nullptr, &avx512::fold, 0};
       return dots;
     }
     if (level == CpuLevel::avx512) {
