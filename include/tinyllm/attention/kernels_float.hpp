@@ -55,6 +55,7 @@ template <class Dtype, unsigned G, unsigned Width, bool fetches>
 inline void dot_rows(const Dtype* keys, Index rows, Index stride, Index d, const float* q, Index q_stride, float* scores,
                      const Fetch& fetched) {
   for (Index r = 0; r < rows; r += 4) {
+    fetch<fetches>(fetched, r / 4);
     Lanes sums[4][G];
     TINYLLM_UNROLL
     for (unsigned i = 0; i < 4; i += rows_at_once) {
@@ -63,7 +64,6 @@ inline void dot_rows(const Dtype* keys, Index rows, Index stride, Index d, const
       TINYLLM_UNROLL
       for (unsigned j = 0; j < rows_at_once; ++j) {
         row[j] = keys + smaller(r + i + j, rows - 1) * (Width != 0 ? Index{Width} : stride);
-        fetch<fetches>(fetched, r + i + j);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) sum[j][g] = zero();
       }
@@ -105,7 +105,7 @@ struct FloatProducts {
                                     float* scores) {
     const Index d = job.d;
     const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * job.row;
-    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row), 1);
+    const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row), 4);
     // The usual widths are known when compiling, so that their loops unroll.
     constexpr unsigned usual = width >= 8 ? 64 : 0;
     const auto dot = [&]<unsigned Width>() {
