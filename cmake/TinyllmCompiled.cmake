@@ -12,4 +12,5 @@ if(NOT TARGET tinyllm_compiled)
   endforeach()
   target_link_libraries(tinyllm_compiled PUBLIC tinyllm::tinyllm)
   target_compile_definitions(tinyllm_compiled PUBLIC TINYLLM_COMPILED)
+  set_target_properties(tinyllm_compiled PROPERTIES POSITION_INDEPENDENT_CODE ON)  # for shared libraries that link it
 endif()

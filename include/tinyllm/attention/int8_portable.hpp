@@ -32,7 +32,7 @@ TINYLLM_INLINE void put_query(const float* rounded, float* packed, Index c) {
 }
 TINYLLM_INLINE void put_units(const float* units, const float*, float* packed) { packed[0] = units[0]; }
 
-/// scores[g][i] = query g · row i, for G queries.
+/// scores[g][i] = query g · row i, for G queries; up to 3 scores behind the last are overwritten.
 template <unsigned G, bool fetches, class F>
 TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
                          const F& fetched) {

@@ -46,8 +46,8 @@ class Int8Products {
       }
     }
     const float none = horizontal_sum(zeros);  // 0, or no number if an element is none
-    // All sums of products stay below 2^31.
-    const float by_width = 16777216.0F / static_cast<float>(d);
+    // All sums of products stay below 2^31, for keys of -128 too.
+    const float by_width = 16777216.0F / static_cast<float>(d) - 1.0F;
     const float most = by_width < query_levels ? by_width : query_levels;
     float units[query_blocks];
     float factors[query_blocks];
@@ -132,7 +132,8 @@ class Int8Products {
       }
       find_next();
       fetch_pages(job_, run_, tile_, row_bytes(job_.d));
-      const Fetch next = {next_, width / 2 * job_.d, next_ == nullptr ? 0 : width / 2 * job_.d};
+      const Index some = next_ == nullptr ? 0 : width / 2 * job_.d;
+      const Fetch next = {next_, some, some};
       for (Index i = 0; i < n; i += width) {
         fetch<true>(next, i / width);
         const Lanes scale = load(scales_ + i);
@@ -263,8 +264,11 @@ class Int8Products {
         const bool as_before = g > 0 && first_[g] == first_[g - 1] && end_[g] == end_[g - 1];
         largest[g] = as_before ? largest[g - 1] : largest_scale(first_[g], end_[g]);
       }
-      // What is no number has made its mark; a weight of 0 for those that do not see it needs a number.
-      for (Index i = 0; i < n; i += width) store(scales_ + i, maximum(load(scales_ + i), zero()));
+      // What is no number has made its mark; a weight of 0 for those that do not see it needs a number, and a finite one.
+      for (Index i = 0; i < n; i += width) {
+        const Lanes scale = maximum(load(scales_ + i), zero());
+        store(scales_ + i, subtract(zero(), maximum(subtract(zero(), scale), broadcast(lowest_score))));
+      }
     }
     float largest_scale(Index first, Index end) const {
       Lanes highest = zero();

@@ -61,7 +61,7 @@ TINYLLM_INLINE void store_sums(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
 
 TINYLLM_INLINE Lanes exp2(Lanes x) {
   const Lanes lowest = broadcast(-125.0F);
-  const Lanes magic = broadcast(12582912.0F);
+  const Lanes magic = broadcast(12583039.0F);
   const Lanes clamped = maximum(lowest, x);
   const Lanes shifted = add(clamped, magic);
   const Lanes f = subtract(clamped, subtract(shifted, magic));
@@ -72,9 +72,8 @@ TINYLLM_INLINE Lanes exp2(Lanes x) {
   p = fma(p, f, broadcast(2.402264791363012e-1F));
   p = fma(p, f, broadcast(6.931472028550421e-1F));
   p = fma(p, f, broadcast(1.0F));
-  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23);
-  const __m256 scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), exponent));
-  return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, lowest.v, _CMP_LT_OQ), scaled)};
+  const __m256 power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted.v), 23));
+  return {_mm256_andnot_ps(_mm256_cmp_ps(x.v, lowest.v, _CMP_LT_OQ), _mm256_mul_ps(p.v, power))};
 }
 
 TINYLLM_INLINE Lanes load_stored(const float* p) { return load(p); }

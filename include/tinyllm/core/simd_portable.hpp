@@ -77,7 +77,7 @@ TINYLLM_INLINE void store_sums(Lanes a, Lanes b, Lanes c, Lanes d, float* out) {
 /// 2^x for x <= 127; 0 below -125; not a number stays so.
 TINYLLM_INLINE Lanes exp2(Lanes x) {
   const Lanes lowest = broadcast(-125.0F);
-  const Lanes magic = broadcast(12582912.0F);  // 1.5 · 2^23: adding it rounds to an integer in the low bits
+  const Lanes magic = broadcast(12583039.0F);  // 1.5 · 2^23 + 127: adding it rounds to an integer, an exponent in the low bits
   const Lanes clamped = maximum(lowest, x);
   const Lanes shifted = add(clamped, magic);
   const Lanes f = subtract(clamped, subtract(shifted, magic));
@@ -88,8 +88,9 @@ TINYLLM_INLINE Lanes exp2(Lanes x) {
   p = fma(p, f, broadcast(2.402264791363012e-1F));
   p = fma(p, f, broadcast(6.931472028550421e-1F));
   p = fma(p, f, broadcast(1.0F));
-  const IntVector scaled = as_int(p.v) + (as_int(shifted.v) << 23);
-  return {as_float(scaled & ~(x.v < lowest.v))};
+  using Bits = std::uint32_t __attribute__((vector_size(16)));
+  const FloatVector power = reinterpret_cast<FloatVector>(reinterpret_cast<Bits>(shifted.v) << 23);
+  return {as_float(as_int(p.v * power) & ~(x.v < lowest.v))};
 }
 
 TINYLLM_INLINE Lanes load_stored(const float* p) { return load(p); }
