@@ -467,6 +467,19 @@ TEST_CASE("attend: int8 segments whose rows lie together and whose scales do not
   }
 }
 
+TEST_CASE("attend: an int8 row whose scale is infinite is as if it were not there for queries that do not see it") {
+  Strided<std::int8_t> view{16, 16, 16};  // all keys and values 1
+  view.scales[2] = infinity;
+  for (const CpuLevel level : levels_here()) {
+    CAPTURE(name(level));
+    AttendWorkspace workspace;
+    RowMatrix out(3, 16);
+    tinyllm::attend(view, RowMatrix::Ones(3, 16).eval(), out, workspace, {.level = level});
+    CHECK(worst(out.topRows(2), RowMatrix::Ones(2, 16)) < 1e-3);
+    CHECK_FALSE(out.row(2).allFinite());
+  }
+}
+
 TEST_CASE("attend: int8 values of a few keys that outweigh all others count in full") {
   constexpr Index d = 32;
   for (Index heavy = 1; heavy <= 17; ++heavy) {

@@ -50,18 +50,17 @@ inline const StoredRun* find_run(const StoredRun* runs, Index n_runs, Index posi
   return runs;
 }
 
-/// Rows of memory to ask for before they are needed: `bytes` of each, one row for each row at work.
+/// Memory to ask for before it is needed: so many bytes at each step of what is at work, one step's behind the other's.
 struct Fetch {
   const char* first;
-  Index row;    // bytes from row to row
   Index bytes;  // 0: nothing
 };
 
-/// Asks for one row of them, if anything is fetched at all: loops are compiled for both, so that they are free of it if not.
+/// Asks for those of one step, if anything is fetched at all: loops are compiled for both, so that they are free of it if not.
 template <bool fetches>
-TINYLLM_INLINE void fetch(const Fetch& what, Index row) {
+TINYLLM_INLINE void fetch(const Fetch& what, Index step) {
   if constexpr (fetches) {
-    const char* at = what.first + row * what.row;
+    const char* at = what.first + step * what.bytes;
     for (Index byte = 0; byte < what.bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
   }
 }
@@ -73,9 +72,10 @@ TINYLLM_INLINE const char* row_at(const void* rows, Index row, Index bytes) {
 /// What to ask for while the keys of a run's rows [row, ...) are at work, `step` rows at a time; `bytes` are those of a row.
 TINYLLM_INLINE Fetch fetch_with_keys(Fetching fetching, const StoredRun& run, Index row, Index bytes, Index step) {
   const Index some = bytes * step;
-  if (fetching == Fetching::ahead) return {row_at(run.keys, row, bytes) + attention_detail::fetch_ahead, some, some};
-  return {row_at(run.values, row, bytes), some, fetching == Fetching::other ? some : 0};
+  if (fetching == Fetching::ahead) return {row_at(run.keys, row, bytes) + attention_detail::fetch_ahead, some};
+  return {row_at(run.values, row, bytes), fetching == Fetching::other ? some : 0};
 }
+
 /// The run that holds n positions from `position` on, `run` or a later one; null if no run holds them all.
 TINYLLM_INLINE const StoredRun* run_of(const AttentionJob& job, const StoredRun* run, Index position, Index n) {
   while (run + 1 < job.runs + job.n_runs && run->first + run->rows <= position) ++run;
@@ -87,12 +87,12 @@ TINYLLM_INLINE const StoredRun* run_of(const AttentionJob& job, const StoredRun*
 TINYLLM_INLINE Fetch fetch_with_values(const AttentionJob& job, const StoredRun& run, Index position, Index n, Index bytes,
                                        Index from, Index some) {
   if (job.fetching == Fetching::ahead) {
-    return {row_at(run.values, position - run.first, bytes) + attention_detail::fetch_ahead, bytes, from == 0 ? bytes : 0};
+    return {row_at(run.values, position - run.first, bytes) + attention_detail::fetch_ahead, from == 0 ? bytes : 0};
   }
   const Index wanted = position + job.tile;
   const StoredRun* next = job.fetching == Fetching::none ? nullptr : run_of(job, &run, wanted, n);
-  if (next == nullptr) return {nullptr, 0, 0};
-  return {row_at(next->keys, wanted - next->first, bytes) + n * from, some, some};
+  if (next == nullptr) return {nullptr, 0};
+  return {row_at(next->keys, wanted - next->first, bytes) + n * from, some};
 }
 
 /// Asks for a line of each page of the tile behind the next one: until a page's address is known, nobody gets its rows. (It
@@ -231,7 +231,7 @@ template <unsigned G, Into into = Into::sum>
 inline void outer_floats(const float* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
                          Index out_stride) {
   outer_rows<float, G, into>(rows, row_stride, n, d, factors, out, out_stride, [](Index, Index) {
-    return Fetch{nullptr, 0, 0};
+    return Fetch{nullptr, 0};
   });
 }
 

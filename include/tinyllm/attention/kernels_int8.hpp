@@ -132,8 +132,7 @@ class Int8Products {
       }
       find_next();
       fetch_pages(job_, run_, tile_, row_bytes(job_.d));
-      const Index some = next_ == nullptr ? 0 : width / 2 * job_.d;
-      const Fetch next = {next_, some, some};
+      const Fetch next = {next_, next_ == nullptr ? 0 : width / 2 * job_.d};
       for (Index i = 0; i < n; i += width) {
         fetch<true>(next, i / width);
         const Lanes scale = load(scales_ + i);
@@ -186,9 +185,9 @@ class Int8Products {
         const Index next_row = (end_[G - 1] - first_[0]) / 2 + (position - tile_ - first_[0]) / 2;
         const auto fetched = [&](Index column, Index step) {
           const bool ahead = job_.fetching == Fetching::ahead;
-          if (column % 64 != 0 || (ahead ? column != 0 : next_ == nullptr)) return Fetch{nullptr, 0, 0};
-          if (ahead) return Fetch{row_at(at.values, row, d) + attention_detail::fetch_ahead, step * d, step * d};
-          return Fetch{row_at(next_, next_row, d) + n * column / 2, step * 32, step * 32};
+          if (column % 64 != 0 || (ahead ? column != 0 : next_ == nullptr)) return Fetch{nullptr, 0};
+          if (ahead) return Fetch{row_at(at.values, row, d) + attention_detail::fetch_ahead, step * d};
+          return Fetch{row_at(next_, next_row, d) + n * column / 2, step * 32};
         };
         if (job_.fetching == Fetching::none) {
           value_sums<G, false>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);
