@@ -36,7 +36,8 @@ struct LlamaOptions {
   Activations activations = Activations::f32;
   /// Of attention in passes over one sequence. With `reproducible` a token's logits are the same bits in whatever chunks its
   /// sequence comes, on any number of threads, and the same as from `forward_batch`; without it q8 activations can make other
-  /// ids of a difference in the last bit. With `rounding` prompts of thousands of tokens go in some 12 % faster; single tokens do not.
+  /// ids of a difference in the last bit. With `rounding` prompts of thousands of tokens go in some 12 % faster; single tokens
+  /// do not.
   tinyllm::Exactness exactness = tinyllm::Exactness::reproducible;
   const Kernels& kernels = best_kernels();
 };

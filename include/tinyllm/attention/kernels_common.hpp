@@ -230,9 +230,7 @@ TINYLLM_INLINE void outer_rows(const Dtype* rows, Index row_stride, Index n, Ind
 template <unsigned G, Into into = Into::sum>
 inline void outer_floats(const float* rows, Index row_stride, Index n, Index d, const Factors& factors, float* out,
                          Index out_stride) {
-  outer_rows<float, G, into>(rows, row_stride, n, d, factors, out, out_stride, [](Index, Index) {
-    return Fetch{nullptr, 0};
-  });
+  outer_rows<float, G, into>(rows, row_stride, n, d, factors, out, out_stride, [](Index, Index) { return Fetch{nullptr, 0}; });
 }
 
 /// Σ over the keys that each of G pairs sees, [first[g], end[g]) of a tile: those that all see together, the others one pair
