@@ -76,7 +76,8 @@ struct Kernels {
   void (*silu_multiply)(float* gate, const float* up, Index n);
 };
 
-/// The table of a level: `portable`, `avx2`, or `avx512_vnni`: AVX-512 with its integer dot products.
+/// The table of a level: `portable`, `avx2`, or `avx512_vnni`: AVX-512 with its integer dot products, beside the best attention
+/// that the processor runs.
 /// Null where the processor or the build lacks it.
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();

@@ -75,10 +75,8 @@ TINYLLM_TARGET_END
 namespace engine {
 
 const Kernels* avx512_kernels() {
-  static constexpr Kernels table{"avx512_vnni",           tinyllm::CpuLevel::avx512_vnni,
-                                 avx512::multiply_floats, avx512::multiply_quantized,
-                                 avx512::quantize,        avx512::normalize,
-                                 avx512::rotate,          avx512::silu_multiply};
+  static const Kernels table{"avx512_vnni",    tinyllm::best_level(), avx512::multiply_floats, avx512::multiply_quantized,
+                             avx512::quantize, avx512::normalize,     avx512::rotate,          avx512::silu_multiply};
   return tinyllm::runs(tinyllm::CpuLevel::avx512_vnni) ? &table : nullptr;
 }
 

@@ -23,6 +23,9 @@ using tinyllm::Exactness;
 template <class Dtype>
 std::vector<CpuLevel> levels_of() {
   if constexpr (std::same_as<Dtype, std::int8_t>) return runnable({CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512_vnni});
+  if constexpr (std::same_as<Dtype, Eigen::bfloat16>) {
+    return runnable({CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512, CpuLevel::avx512_bf16});
+  }
   return runnable({CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512});
 }
 

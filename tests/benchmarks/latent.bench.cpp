@@ -61,7 +61,7 @@ void decode(benchmark::State& state, Index heads, CpuLevel level) {
 template <class Dtype>
 void add_benchmarks() {
   for (const Index heads : {16, 128}) {
-    for (const CpuLevel level : runnable({CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512})) {
+    for (const CpuLevel level : runnable({CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512, CpuLevel::avx512_bf16})) {
       const std::string name = std::string("latent/type:") + type_name<Dtype>() + "/heads:" + std::to_string(heads) +
                                "/s:" + std::to_string(s) + "/level:" + tinyllm::name(level);
       benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { decode<Dtype>(state, heads, level); })

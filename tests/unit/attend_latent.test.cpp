@@ -2,7 +2,9 @@
 #include <tinyllm/attention/attend_latent.hpp>
 #include <tinyllm/cache/latent_cache.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -29,6 +31,15 @@ LatentCache<Dtype> filled(const LatentDims& dims, Index tokens, std::mt19937& ra
   return cache;
 }
 
+template <class Dtype>
+double largest_latent(const LatentView<Dtype>& view) {
+  double largest = 0;
+  for (Index b = 0; b < view.batch(); ++b) {
+    largest = std::max(largest, static_cast<double>(view.latents(b).template cast<float>().cwiseAbs().maxCoeff()));
+  }
+  return largest;
+}
+
 double worst(const RowMatrix& a, const RowMatrix& b) { return static_cast<double>((a - b).cwiseAbs().maxCoeff()); }
 
 }  // namespace
@@ -49,9 +60,15 @@ TEST_CASE_TEMPLATE("latent attention: equals the reference, at every level, few 
         RowMatrix out = expected;
         AttendOptions options{.scale = 0.2F, .window = tokens == 5 ? std::optional<Index>(50) : std::nullopt};
         reference_attention(view, q, expected, options);
+        double tolerance = 2e-5;
         for (const CpuLevel level : cpu_levels) {
           if (!runs(level)) continue;
           options.level = level;
+          if (std::same_as<Dtype, Eigen::bfloat16> && level == CpuLevel::avx512_bf16) {
+            // Queries are rounded to bfloat16, and weights of more than 64 columns: off by 1/512 of themselves.
+            reference_attention(view, q.cast<Eigen::bfloat16>().template cast<float>().eval(), expected, options);
+            if (d_latent > 64) tolerance += largest_latent(view) / 512.0;
+          }
           for (const Exactness exactness : {Exactness::rounding, Exactness::reproducible}) {
             CAPTURE(name(level));
             CAPTURE(d_latent);
@@ -59,10 +76,10 @@ TEST_CASE_TEMPLATE("latent attention: equals the reference, at every level, few 
             options.exactness = exactness;
             out.setConstant(7.0F);
             attend(view, q, out, workspace, options);
-            CHECK(worst(out, expected) < 2e-5);
+            CHECK(worst(out, expected) < tolerance);
             out.setConstant(7.0F);
             attend(view, q, out, workspace, options, pool);
-            CHECK(worst(out, expected) < 2e-5);
+            CHECK(worst(out, expected) < tolerance);
           }
         }
       }

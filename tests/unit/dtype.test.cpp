@@ -229,4 +229,5 @@ TEST_CASE("dtype: levels have names, and this machine runs the oldest") {
   CHECK(tinyllm::runs(CpuLevel::portable));
   CHECK(tinyllm::runs(tinyllm::best_level()));
   CHECK(std::string_view(name(CpuLevel::avx512_vnni)) == "avx512_vnni");
+  CHECK(std::string_view(name(CpuLevel::avx512_bf16)) == "avx512_bf16");
 }

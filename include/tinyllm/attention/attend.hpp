@@ -11,8 +11,9 @@
 //
 // Over int8 rows few queries at a time are multiplied in integers of 15 bits, as weights are, and at the level avx512_vnni any
 // number of them in integers of 8: a query's elements are rounded to 1/127 of the largest among 16 of every 64 columns, weights
-// to 1/255 of eight times their mean over a tile at most. Ask for the level avx512 to have 15 bits on such a machine too, at
-// two thirds of the speed.
+// to 1/255 of eight times their mean over a tile at most. Over bfloat16 rows the level avx512_bf16 rounds queries, before they
+// are scaled, to bfloat16, and so the weights of values of more than 64 columns. Either costs about as much as storing the rows
+// has; ask for the level avx512 to have 15 bits, or float, at two thirds or four fifths of the speed.
 //
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
 // Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED

@@ -64,8 +64,7 @@ TINYLLM_TARGET_AVX512_BEGIN
 #undef TINYLLM_LEVEL
 TINYLLM_TARGET_END
 
-// What this one has beyond AVX-512 are products of int8 rows. (bfloat16 products of AVX-512 BF16, queries split in two so that
-// scores stay exact, were no faster than float ones on Zen 4.)
+// What the last two have beyond AVX-512 are products of int8 and of bfloat16 rows.
 #include <tinyllm/attention/int8_vnni.hpp>
 
 TINYLLM_TARGET_AVX512_VNNI_BEGIN
@@ -73,6 +72,14 @@ TINYLLM_TARGET_AVX512_VNNI_BEGIN
 #include <tinyllm/attention/kernels_stream.hpp>
 
 #include <tinyllm/attention/kernels_int8.hpp>
+#undef TINYLLM_LEVEL
+TINYLLM_TARGET_END
+
+#include <tinyllm/attention/kernels_bf16.hpp>
+
+TINYLLM_TARGET_AVX512_BF16_BEGIN
+#define TINYLLM_LEVEL avx512_bf16
+#include <tinyllm/attention/kernels_stream.hpp>
 #undef TINYLLM_LEVEL
 TINYLLM_TARGET_END
 
@@ -104,6 +111,13 @@ const AttentionKernels& attention_kernels([[maybe_unused]] CpuLevel level) {
     return plain;
   } else {
 #if TINYLLM_X86_LEVELS
+    if constexpr (std::same_as<Dtype, Eigen::bfloat16>) {
+      if (level >= CpuLevel::avx512_bf16) {
+        static constexpr AttentionKernels pairs{&avx512_bf16::stream<avx512_bf16::Bfloat16Products>, nullptr, &avx512::fold,
+                                                avx512::width};
+        return pairs;
+      }
+    }
     if (level >= CpuLevel::avx512) {
       static constexpr AttentionKernels wide{&avx512::stream<avx512::FloatProducts<Dtype>>, &avx512::block<Dtype>,
                                              &avx512::fold, avx512::splits_pairs<Dtype> ? avx512::width : 0};

@@ -95,6 +95,38 @@ TINYLLM_INLINE Fetch fetch_with_values(const AttentionJob& job, const StoredRun&
   return {row_at(next->keys, wanted - next->first, bytes) + n * from, some};
 }
 
+/// The keys that lie a tile further on, asked for in two halves: while this tile's weights are made, and while its values are
+/// at work. Smooth traffic is what counts: where less is calculated than read, all of it beside the values comes in bursts.
+struct NextKeys {
+  const char* first;  // null: nothing
+  Index bytes;        // of a row
+  Index from;         // this tile's first row, and how many it has
+  Index rows;
+
+  /// Those of rows [first, end) of the tile that begins at position `tile`; `run` holds the first of them.
+  TINYLLM_INLINE NextKeys(const AttentionJob& job, const StoredRun* run, Index tile, Index first_row, Index end_row,
+                          Index row_bytes)
+      : first(nullptr), bytes(row_bytes), from(tile + first_row), rows(end_row - first_row) {
+    const Index wanted = from + job.tile;
+    const StoredRun* at = job.fetching == Fetching::other ? run_of(job, run, wanted, rows) : nullptr;
+    if (at != nullptr) first = row_at(at->keys, wanted - at->first, bytes);
+  }
+
+  /// The first half, for weights of `step` keys at a time.
+  TINYLLM_INLINE Fetch with_weights(Index step) const { return {first, first == nullptr ? 0 : step / 2 * bytes}; }
+
+  /// A share of the second half, for the values of n rows from `position` on, columns whose bytes are [column, column + some),
+  /// `step` rows at a time. As fetch_with_values where rows are asked for ahead.
+  TINYLLM_INLINE Fetch with_values(const AttentionJob& job, const StoredRun& run, Index position, Index n, Index column,
+                                   Index some, Index step) const {
+    if (job.fetching == Fetching::ahead) {
+      return {row_at(run.values, position - run.first, bytes) + attention_detail::fetch_ahead, column == 0 ? step * bytes : 0};
+    }
+    if (first == nullptr) return {nullptr, 0};
+    return {row_at(first, rows / 2 + (position - from) / 2, bytes) + n * column / 2, step * some / 2};
+  }
+};
+
 /// Asks for a line of each page of the tile behind the next one: until a page's address is known, nobody gets its rows. (It
 /// pays where much is calculated for each byte, as over int8 rows; over the other types it costs 5 to 15 %.)
 TINYLLM_INLINE void fetch_pages(const AttentionJob& job, const StoredRun* run, Index tile, Index bytes) {

@@ -139,8 +139,9 @@ struct FloatProducts {
         : job(the_job), run(first_run), tile(first_key), first(firsts), end(ends), weights(scores) {}
 
     /// The scores become weights 2^(score − maximum), those of keys that a pair does not see 0. `maximum` and `sums` are those
-    /// so far, sums lane by lane; factors[g] is for what pair g has summed up before.
-    TINYLLM_INLINE void soften(float* maximum, float* sums, float* factors) const {
+    /// so far, sums lane by lane; factors[g] is for what pair g has summed up before. Meanwhile `fetched` is asked for, `width`
+    /// keys a step.
+    TINYLLM_INLINE void soften(float* maximum, float* sums, float* factors, const Fetch& fetched = {nullptr, 0}) const {
       const Index n = (end[G - 1] + width - 1) / width * width;
       Lanes highest[G];
       hide_unseen<G>(weights, n, first, end);
@@ -162,6 +163,7 @@ struct FloatProducts {
         base[g] = broadcast(larger(maximum[g], lowest_score));  // where nothing is seen, −inf − base is −inf still
       }
       for (Index i = 0; i < n; i += width) {
+        fetch<true>(fetched, i / width);
         TINYLLM_UNROLL
         for (unsigned g = 0; g < G; ++g) {
           float* at = weights + g * attention_detail::score_stride + i;

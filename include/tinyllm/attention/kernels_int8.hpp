@@ -104,7 +104,13 @@ class Int8Products {
    public:
     TINYLLM_INLINE Tile(const AttentionJob& job, const StoredRun* run, Index tile, const Index* first, const Index* end,
                         float* scores)
-        : job_(job), run_(run), tile_(tile), first_(first), end_(end), scores_(scores) {}
+        : job_(job),
+          run_(run),
+          tile_(tile),
+          first_(first),
+          end_(end),
+          scores_(scores),
+          next_(job, run, tile, first[0], end[G - 1], row_bytes(job.d)) {}
 
     /// The scores become weights times the values' scales, as integers of a unit that is the pair's own. `maximum` and `sums`
     /// are those so far, sums lane by lane; factors[g] is for what pair g has summed up before.
@@ -130,9 +136,8 @@ class Int8Products {
         base[g] = broadcast(larger(here, lowest_score));  // where nothing is seen, −inf − base is −inf still
         sum[g] = total[g] = zero();
       }
-      find_next();
       fetch_pages(job_, run_, tile_, row_bytes(job_.d));
-      const Fetch next = {next_, next_ == nullptr ? 0 : width / 2 * job_.d};
+      const Fetch next = next_.with_weights(width);
       for (Index i = 0; i < n; i += width) {
         fetch<true>(next, i / width);
         const Lanes scale = load(scales_ + i);
@@ -181,13 +186,9 @@ class Int8Products {
       for_each_run(run_, tile_ + first_[0], tile_ + end_[G - 1], [&](const StoredRun& at, Index position, Index n) {
         const Index row = position - at.first;
         const std::int8_t* values = static_cast<const std::int8_t*>(at.values) + row * d;
-        // Of the keys of the next tile half were asked for when these weights were made; the other half is now.
-        const Index next_row = (end_[G - 1] - first_[0]) / 2 + (position - tile_ - first_[0]) / 2;
         const auto fetched = [&](Index column, Index step) {
-          const bool ahead = job_.fetching == Fetching::ahead;
-          if (column % 64 != 0 || (ahead ? column != 0 : next_ == nullptr)) return Fetch{nullptr, 0};
-          if (ahead) return Fetch{row_at(at.values, row, d) + attention_detail::fetch_ahead, step * d};
-          return Fetch{row_at(next_, next_row, d) + n * column / 2, step * 32};
+          if (column % 64 != 0) return Fetch{nullptr, 0};
+          return next_.with_values(job_, at, position, n, column, 64, step);
         };
         if (job_.fetching == Fetching::none) {
           value_sums<G, false>(values, n, d, weights_, position - tile_, more, acc_stride, fresh, fetched);
@@ -242,13 +243,6 @@ class Int8Products {
       }
     }
 
-    /// Finds the keys that lie a tile further on, if they are to be asked for.
-    TINYLLM_INLINE void find_next() {
-      const Index wanted = tile_ + first_[0] + job_.tile;
-      const StoredRun* at = job_.fetching == Fetching::other ? run_of(job_, run_, wanted, end_[G - 1] - first_[0]) : nullptr;
-      next_ = at == nullptr ? nullptr : row_at(at->keys, wanted - at->first, job_.d);
-    }
-
     /// The values' scales of this tile, and the largest that each pair sees, or no number if one is none: a row that was not
     /// all finite.
     TINYLLM_INLINE void load_scales(float* largest) {
@@ -289,8 +283,8 @@ class Int8Products {
     const Index* end_;
     float* scores_;
     alignas(64) float scales_[attention_detail::score_stride];
+    NextKeys next_;
     float units_[G];
-    const char* next_;
     alignas(64) Weights weights_[G];
     Index n_excesses_[G];
     Excess excesses_[G][most_excesses];

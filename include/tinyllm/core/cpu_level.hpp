@@ -25,14 +25,15 @@ enum class CpuLevel : std::uint8_t {
   avx2,         ///< AVX2, FMA and F16C
   avx512,       ///< AVX-512 F, BW, DQ and VL
   avx512_vnni,  ///< and dot products of 8-bit integers
+  avx512_bf16,  ///< and of bfloat16 pairs
 };
 
 /// All levels, oldest first.
-inline constexpr std::array<CpuLevel, 4> cpu_levels = {CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512,
-                                                       CpuLevel::avx512_vnni};
+inline constexpr std::array<CpuLevel, 5> cpu_levels = {CpuLevel::portable, CpuLevel::avx2, CpuLevel::avx512,
+                                                       CpuLevel::avx512_vnni, CpuLevel::avx512_bf16};
 
 constexpr const char* name(CpuLevel level) {
-  constexpr std::array<const char*, 4> names = {"portable", "avx2", "avx512", "avx512_vnni"};
+  constexpr std::array<const char*, 5> names = {"portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
   return names[static_cast<std::size_t>(level)];
 }
 
@@ -56,7 +57,9 @@ inline CpuLevel find_best_level() {
   if ((saved & 0x6U) != 0x6U || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || !has(b, 5)) return CpuLevel::portable;
   const bool avx512 = has(b, 16) && has(b, 17) && has(b, 30) && has(b, 31) && (saved & 0xe6U) == 0xe6U;
   if (!avx512) return CpuLevel::avx2;
-  return has(c, 11) ? CpuLevel::avx512_vnni : CpuLevel::avx512;
+  if (!has(c, 11)) return CpuLevel::avx512;
+  const bool bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && has(a, 5);
+  return bf16 ? CpuLevel::avx512_bf16 : CpuLevel::avx512_vnni;
 #else
   return CpuLevel::portable;
 #endif
