@@ -30,6 +30,12 @@ TINYLLM_INLINE __m128i load_bytes(const std::int8_t* row, Index n) {
   return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
 }
 
+/// The first n of four floats, and zeros.
+TINYLLM_INLINE __m128 load_four(const float* p, Index n) {
+  if (n >= 4) return _mm_loadu_ps(p);
+  return _mm_maskload_ps(p, _mm_cmpgt_epi32(_mm_set1_epi32(static_cast<int>(n)), _mm_setr_epi32(0, 1, 2, 3)));
+}
+
 /// Floats that are integers as 16 bits each.
 TINYLLM_INLINE __m256i to_words(const float* numbers) {
   const __m256i low = _mm256_cvtps_epi32(_mm256_loadu_ps(numbers));
@@ -85,10 +91,10 @@ TINYLLM_INLINE void two_rows(const std::int8_t* a, const std::int8_t* b, Index d
   for (unsigned g = 0; g < G; ++g) both[g] = _mm256_hadd_epi32(sums[0][g], sums[1][g]);
 }
 
-/// scores[g][i] = query g · row i, for G queries; up to 3 scores behind the last are overwritten.
+/// scores[g][i] = query g · row i times its scale, for G queries; up to 3 scores behind the last are overwritten.
 template <unsigned G, bool fetches, class F>
-TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
-                         const F& fetched) {
+TINYLLM_INLINE void dots(const std::int8_t* keys, const float* scales, Index rows, Index d, const float* q, Index q_stride,
+                         float* scores, const F& fetched) {
   for (Index r = 0; r < rows; r += 4) {
     const std::int8_t* row[4];
     TINYLLM_UNROLL
@@ -100,12 +106,13 @@ TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const flo
     __m256i second[G];
     two_rows<G>(row[0], row[1], d, q + 32, q_stride, first);
     two_rows<G>(row[2], row[3], d, q + 32, q_stride, second);
+    const __m128 scale = load_four(scales + r, rows - r);
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const __m256i all = _mm256_hadd_epi32(first[g], second[g]);
       const __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
       _mm_storeu_ps(scores + g * attention_detail::score_stride + r,
-                    _mm_mul_ps(_mm_cvtepi32_ps(sum), _mm_set1_ps(q[g * q_stride])));
+                    _mm_mul_ps(_mm_mul_ps(_mm_cvtepi32_ps(sum), _mm_set1_ps(q[g * q_stride])), scale));
     }
   }
 }

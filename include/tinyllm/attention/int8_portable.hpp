@@ -32,18 +32,19 @@ TINYLLM_INLINE void put_query(const float* rounded, float* packed, Index c) {
 }
 TINYLLM_INLINE void put_units(const float* units, const float*, float* packed) { packed[0] = units[0]; }
 
-/// scores[g][i] = query g · row i, for G queries; up to 3 scores behind the last are overwritten.
+/// scores[g][i] = query g · row i times its scale, for G queries; up to 3 scores behind the last are overwritten.
 template <unsigned G, bool fetches, class F>
-TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
-                         const F& fetched) {
+TINYLLM_INLINE void dots(const std::int8_t* keys, const float* scales, Index rows, Index d, const float* q, Index q_stride,
+                         float* scores, const F& fetched) {
   for (Index r = 0; r < (rows + width - 1) / width * width; ++r) {
-    const std::int8_t* row = keys + (r < rows ? r : rows - 1) * d;
+    const Index at = r < rows ? r : rows - 1;
+    const std::int8_t* row = keys + at * d;
     fetch<fetches>(fetched, r);
     for (unsigned g = 0; g < G; ++g) {
       const StoredWord* query = reinterpret_cast<const StoredWord*>(q + g * q_stride + 32);
       std::int32_t sum = 0;
       for (Index c = 0; c < d; ++c) sum += row[c] * query[c];
-      scores[g * attention_detail::score_stride + r] = static_cast<float>(sum) * q[g * q_stride];
+      scores[g * attention_detail::score_stride + r] = static_cast<float>(sum) * q[g * q_stride] * scales[at];
     }
   }
 }

@@ -104,10 +104,10 @@ TINYLLM_INLINE void add_eight_rows(const std::int8_t* keys, Index first, Index r
   }
 }
 
-/// scores[g][i] = query g · row i, for G queries; up to 15 scores behind the last are overwritten.
+/// scores[g][i] = query g · row i times its scale, for G queries; up to 15 scores behind the last are overwritten.
 template <unsigned G, bool fetches, class F>
-TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const float* q, Index q_stride, float* scores,
-                         const F& fetched) {
+TINYLLM_INLINE void dots(const std::int8_t* keys, const float* scales, Index rows, Index d, const float* q, Index q_stride,
+                         float* scores, const F& fetched) {
   for (Index r = 0; r < rows; r += 16) {
     __m512i quads[2][G][2];
     TINYLLM_UNROLL
@@ -120,6 +120,7 @@ TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const flo
         add_eight_rows<G, false, fetches>(keys, r + 8 * half, rows, d, q, q_stride, quads[half], fetched);
       }
     }
+    const __m512 scale = _mm512_maskz_loadu_ps(first_lanes(rows - r), scales + r);
     TINYLLM_UNROLL
     for (unsigned g = 0; g < G; ++g) {
       const __m512 unit = _mm512_loadu_ps(q + g * q_stride);
@@ -130,7 +131,7 @@ TINYLLM_INLINE void dots(const std::int8_t* keys, Index rows, Index d, const flo
       const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
       const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(c, e, 0x44), _mm512_shuffle_f32x4(c, e, 0xee));
       const __m512 sum = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
-      _mm512_storeu_ps(scores + g * attention_detail::score_stride + r, sum);
+      _mm512_storeu_ps(scores + g * attention_detail::score_stride + r, _mm512_mul_ps(sum, scale));
     }
   }
 }

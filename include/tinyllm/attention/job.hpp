@@ -107,6 +107,7 @@ struct AttentionJob {
   Fetching fetching;
   bool packed = false;  // whether scratch still holds these queries, from another span of the same block
   Index tile = 0;       // keys of a tile, which the kernel chooses
+  Index next = 0;       // from the values that are at work to the keys that are next, in positions
   Partial part;
   float* scratch;
 

@@ -152,6 +152,7 @@ struct Bfloat16Products {
   static constexpr Index pairs_from = 65;
 
   using InFloat = FloatProducts<Bfloat16>;
+  static constexpr bool scores_ahead = InFloat::scores_ahead;
   static constexpr Index row_bytes(Index d) { return InFloat::row_bytes(d); }
   static Index tile_rows(Index d) { return InFloat::tile_rows(d); }
   static Index query_floats(Index d) { return attention_detail::padded(d) / 2; }

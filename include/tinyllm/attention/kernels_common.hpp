@@ -89,7 +89,7 @@ TINYLLM_INLINE Fetch fetch_with_values(const AttentionJob& job, const StoredRun&
   if (job.fetching == Fetching::ahead) {
     return {row_at(run.values, position - run.first, bytes) + attention_detail::fetch_ahead, from == 0 ? bytes : 0};
   }
-  const Index wanted = position + job.tile;
+  const Index wanted = position + job.next;
   const StoredRun* next = job.fetching == Fetching::none ? nullptr : run_of(job, &run, wanted, n);
   if (next == nullptr) return {nullptr, 0};
   return {row_at(next->keys, wanted - next->first, bytes) + n * from, some};
@@ -107,7 +107,7 @@ struct NextKeys {
   TINYLLM_INLINE NextKeys(const AttentionJob& job, const StoredRun* run, Index tile, Index first_row, Index end_row,
                           Index row_bytes)
       : first(nullptr), bytes(row_bytes), from(tile + first_row), rows(end_row - first_row) {
-    const Index wanted = from + job.tile;
+    const Index wanted = from + job.next;
     const StoredRun* at = job.fetching == Fetching::other ? run_of(job, run, wanted, rows) : nullptr;
     if (at != nullptr) first = row_at(at->keys, wanted - at->first, bytes);
   }
@@ -130,7 +130,7 @@ struct NextKeys {
 /// Asks for a line of each page of the tile behind the next one: until a page's address is known, nobody gets its rows. (It
 /// pays where much is calculated for each byte, as over int8 rows; over the other types it costs 5 to 15 %.)
 TINYLLM_INLINE void fetch_pages(const AttentionJob& job, const StoredRun* run, Index tile, Index bytes) {
-  const Index wanted = tile + 2 * job.tile;
+  const Index wanted = tile + job.next + job.tile;
   const StoredRun* at = job.fetching == Fetching::other ? run_of(job, run, wanted, job.tile) : nullptr;
   if (at == nullptr) return;
   constexpr Index page = 4096;

@@ -84,6 +84,9 @@ inline void dot_rows(const Dtype* keys, Index rows, Index stride, Index d, const
 /// The products of `stream` for a floating type.
 template <class Dtype>
 struct FloatProducts {
+  /// Whether stream_ahead pays. (It costs 5 to 8 % over rows of 64 columns, and gains 3 over some of 128.)
+  static constexpr bool scores_ahead = false;
+
   static constexpr Index row_bytes(Index d) { return d * Index{sizeof(Dtype)}; }
   static Index tile_rows(Index d) {
     return attention_detail::tile_rows(row_bytes(d), d >= attention_detail::fetch_from(sizeof(Dtype)));

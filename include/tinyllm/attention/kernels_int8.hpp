@@ -23,6 +23,9 @@ class Int8Products {
   static constexpr float smallest = 2e-34F;
 
  public:
+  /// Whether stream_ahead pays: by 5 % with bytes; with words it costs 2 %.
+  static constexpr bool scores_ahead = weights_saturate;
+
   static constexpr Index row_bytes(Index d) { return d; }
   static Index tile_rows(Index d) { return attention_detail::tile_rows(d, true); }
   static Index query_floats(Index d) { return attention_detail::packed_query(d); }
@@ -80,20 +83,11 @@ class Int8Products {
     const Index stride = query_floats(d);
     const std::int8_t* keys = static_cast<const std::int8_t*>(run.keys) + row * d;
     const Fetch fetched = fetch_with_keys(job.fetching, run, row, d, rows_of_dots);
+    const float* key_scales = run.key_scales + row;
     if (fetched.bytes == 0) {
-      dots<G, false>(keys, n, d, q, stride, scores, fetched);
+      dots<G, false>(keys, key_scales, n, d, q, stride, scores, fetched);
     } else {
-      dots<G, true>(keys, n, d, q, stride, scores, fetched);
-    }
-    alignas(64) float scales[attention_detail::score_stride];
-    copy_floats(run.key_scales + row, n, scales);
-    for (Index i = 0; i < n; i += width) {
-      const Lanes scale = load(scales + i);
-      TINYLLM_UNROLL
-      for (unsigned g = 0; g < G; ++g) {
-        float* at = scores + g * attention_detail::score_stride + i;
-        store(at, multiply(load(at), scale));
-      }
+      dots<G, true>(keys, key_scales, n, d, q, stride, scores, fetched);
     }
   }
 

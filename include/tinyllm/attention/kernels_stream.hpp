@@ -19,39 +19,128 @@ struct StreamScratch {
   const Index* first_seen;  // [n_pairs], positions
   const Index* end_seen;
   float* queries;  // [n_pairs, query_floats]
-  float* scores;   // [4, score_stride]
+  float* scores;   // [2 · 4, score_stride]
   float* sums;     // [n_pairs, width]
   float* more;     // what Products needs
 };
+
+/// f<size>(), for 1 to 4.
+template <class F>
+TINYLLM_INLINE void with_group(Index size, F f) {
+  if (size == 4) {
+    f.template operator()<4>();
+  } else if (size == 3) {
+    f.template operator()<3>();
+  } else if (size == 2) {
+    f.template operator()<2>();
+  } else {
+    f.template operator()<1>();
+  }
+}
+
+/// What G pairs see of a tile.
+template <unsigned G>
+struct SeenTile {
+  Index tile;            // its first position
+  const StoredRun* run;  // the one that holds the first key that is seen
+  Index first[G];        // keys [first[g], end[g]) are seen by pair g
+  Index end[G];
+
+  TINYLLM_INLINE SeenTile(const StoredRun* tile_run, Index tile_first, Index tile_end, Index pair, const StreamScratch& scratch)
+      : tile(tile_first), run(tile_run) {
+    for (unsigned g = 0; g < G; ++g) {
+      first[g] = larger(scratch.first_seen[pair + g], tile) - tile;
+      end[g] = smaller(scratch.end_seen[pair + g], tile_end) - tile;
+    }
+    while (any() && run->first + run->rows <= tile + first[0]) ++run;
+  }
+  TINYLLM_INLINE bool any() const { return first[0] < end[G - 1]; }
+};
+
+/// scores[g][i] = query g · key i of the tile, for those that are seen.
+template <class Products, unsigned G>
+TINYLLM_INLINE void tile_scores(const AttentionJob& job, const SeenTile<G>& seen, const float* queries, float* scores) {
+  for_each_run(seen.run, seen.tile + seen.first[0], seen.tile + seen.end[G - 1],
+               [&](const StoredRun& at, Index position, Index n) {
+                 Products::template scores<G>(job, at, position - at.first, n, queries, scores + (position - seen.tile));
+               });
+}
+
+/// The scores become weights, and what the pairs have summed up before is scaled to them.
+template <unsigned G, class Tile>
+TINYLLM_INLINE void soften_tile(const AttentionJob& job, Tile& weights, Index pair, const StreamScratch& scratch) {
+  const Index stride = attention_detail::padded(job.d_value);
+  float factors[G];
+  weights.soften(job.part.maximum + pair, scratch.sums + pair * width, factors);
+  for (unsigned g = 0; g < G; ++g) {
+    if (factors[g] != 1.0F) scale_row(job.part.weighted + (pair + g) * stride, stride, factors[g]);
+  }
+}
 
 /// Adds the keys [tile, tile_end) to pairs [pair, pair + G). `run` holds the tile's first key.
 template <class Products, unsigned G>
 inline void stream_tile(const AttentionJob& job, const StoredRun* run, Index tile, Index tile_end, Index pair,
                         const StreamScratch& scratch) {
-  const Index stride = attention_detail::padded(job.d_value);
-  Index first[G];
-  Index end[G];
-  for (unsigned g = 0; g < G; ++g) {
-    first[g] = larger(scratch.first_seen[pair + g], tile) - tile;
-    end[g] = smaller(scratch.end_seen[pair + g], tile_end) - tile;
-  }
-  const Index from = first[0];
-  const Index to = end[G - 1];
-  if (from >= to) return;
-  while (run->first + run->rows <= tile + from) ++run;
+  const SeenTile<G> seen(run, tile, tile_end, pair, scratch);
+  if (!seen.any()) return;
+  tile_scores<Products, G>(job, seen, scratch.queries + pair * Products::query_floats(job.d), scratch.scores);
+  typename Products::template Tile<G> weights(job, seen.run, tile, seen.first, seen.end, scratch.scores);
+  soften_tile<G>(job, weights, pair, scratch);
+  weights.add_values(job.part.weighted + pair * attention_detail::padded(job.d_value), scratch.more);
+}
 
-  const float* queries = scratch.queries + pair * Products::query_floats(job.d);
-  for_each_run(run, tile + from, tile + to, [&](const StoredRun& at, Index position, Index n) {
-    Products::template scores<G>(job, at, position - at.first, n, queries, scratch.scores + (position - tile));
-  });
-  float* weighted = job.part.weighted + pair * stride;
-  typename Products::template Tile<G> weights(job, run, tile, first, end, scratch.scores);
-  float factors[G];
-  weights.soften(job.part.maximum + pair, scratch.sums + pair * width, factors);
-  for (unsigned g = 0; g < G; ++g) {
-    if (factors[g] != 1.0F) scale_row(weighted + g * stride, stride, factors[g]);
+/// Adds all keys of the job to its only G pairs. The next tile's scores are made between a tile's softmax and its values, which
+/// would wait for the last of its weights; scratch holds the scores of two tiles.
+template <class Products, unsigned G>
+inline void stream_ahead(AttentionJob& job, const StreamScratch& scratch) {
+  job.next = 2 * job.tile;
+  float* scores = scratch.scores;
+  float* next_scores = scores + G * attention_detail::score_stride;
+  const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
+  const auto see = [&](Index tile, float* to) {
+    while (tile < job.end_key && run->first + run->rows <= tile) ++run;
+    const SeenTile<G> seen(run, tile, smaller(tile + job.tile, job.end_key), 0, scratch);
+    if (seen.any()) tile_scores<Products, G>(job, seen, scratch.queries, to);
+    return seen;
+  };
+  SeenTile<G> seen = see(job.first_key, scores);
+  for (Index tile = job.first_key; tile < job.end_key; tile += job.tile) {
+    const SeenTile<G> now = seen;
+    if (now.any()) {
+      typename Products::template Tile<G> weights(job, now.run, tile, now.first, now.end, scores);
+      soften_tile<G>(job, weights, 0, scratch);
+      seen = see(tile + job.tile, next_scores);
+      weights.add_values(job.part.weighted, scratch.more);
+    } else {
+      seen = see(tile + job.tile, next_scores);
+    }
+    float* const free = scores;
+    scores = next_scores;
+    next_scores = free;
   }
-  weights.add_values(weighted, scratch.more);
+}
+
+/// Adds all keys of the job, a tile at a time to one group of pairs after the other.
+template <class Products>
+inline void stream_groups(AttentionJob& job, const StreamScratch& scratch) {
+  const Fetching fetching = job.fetching;
+  job.next = job.tile;
+  const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
+  for (Index first = job.first_key; first < job.end_key; first += job.tile) {
+    const Index end = smaller(first + job.tile, job.end_key);
+    while (run->first + run->rows <= first) ++run;
+    Index pair = 0;
+    for (Index left = job.n_pairs; left > 0;) {
+      // Only the first pairs of a tile meet it in memory; the next ones find it in cache.
+      job.fetching = pair == 0 ? fetching : Fetching::none;
+      // Groups of nearly equal size: five pairs are three and two.
+      const Index groups = (left + 3) / 4;
+      const Index size = (left + groups - 1) / groups;
+      with_group(size, [&]<unsigned G>() { stream_tile<Products, G>(job, run, first, end, pair, scratch); });
+      pair += size;
+      left -= size;
+    }
+  }
 }
 
 inline void clear(const Partial& part, Index pairs, Index d) {
@@ -82,31 +171,11 @@ inline void stream(const AttentionJob& given) {
     Products::pack(job.q + pair / job.group * job.q_stride + pair % job.group * d, d, job.scale,
                    scratch.queries + i * Products::query_floats(d));
   }
-  const Fetching fetching = job.fetching;
-  const Index tile = job.tile = Products::tile_rows(d);
-  const StoredRun* run = find_run(job.runs, job.n_runs, job.first_key);
-  for (Index first = job.first_key; first < job.end_key; first += tile) {
-    const Index end = smaller(first + tile, job.end_key);
-    while (run->first + run->rows <= first) ++run;
-    Index pair = 0;
-    for (Index left = job.n_pairs; left > 0;) {
-      // Only the first pairs of a tile meet it in memory; the next ones find it in cache.
-      job.fetching = pair == 0 ? fetching : Fetching::none;
-      // Groups of nearly equal size: five pairs are three and two.
-      const Index groups = (left + 3) / 4;
-      const Index size = (left + groups - 1) / groups;
-      if (size == 4) {
-        stream_tile<Products, 4>(job, run, first, end, pair, scratch);
-      } else if (size == 3) {
-        stream_tile<Products, 3>(job, run, first, end, pair, scratch);
-      } else if (size == 2) {
-        stream_tile<Products, 2>(job, run, first, end, pair, scratch);
-      } else {
-        stream_tile<Products, 1>(job, run, first, end, pair, scratch);
-      }
-      pair += size;
-      left -= size;
-    }
+  job.tile = Products::tile_rows(d);
+  if (Products::scores_ahead && job.n_pairs <= 4) {
+    with_group(job.n_pairs, [&]<unsigned G>() { stream_ahead<Products, G>(job, scratch); });
+  } else {
+    stream_groups<Products>(job, scratch);
   }
   for (Index i = 0; i < job.n_pairs; ++i) job.part.sum[i] = horizontal_sum(load(sums + i * width));
 }
