@@ -62,14 +62,14 @@ double worst_difference(tinyllm::CpuLevel highest) {
         keys, keys.at(rows, d), rows,
         {.batch = 1, .n_heads = 1, .d_head = d, .batch_stride = rows * d, .head_stride = rows * d});
     for (const Index tokens : {Index{1}, Index{30}}) {
-      std::vector<float> q(static_cast<std::size_t>(tokens * 3 * d));
+      std::vector<float> q(static_cast<std::size_t>(tokens * 4 * d));
       for (std::size_t i = 0; i < q.size(); ++i) q[i] = std::cos(static_cast<float>(i));
       std::vector<float> out(q.size());
       std::vector<float> expected(q.size());
       tinyllm::AttendWorkspace workspace;
-      const tinyllm::ConstRows queries(q.data(), tokens, 3 * d, 3 * d);
-      tinyllm::attend(view, queries, {out.data(), tokens, 3 * d, 3 * d}, workspace, {.level = level});
-      tinyllm::reference_attention(view, queries, {expected.data(), tokens, 3 * d, 3 * d});
+      const tinyllm::ConstRows queries(q.data(), tokens, 4 * d, 4 * d);
+      tinyllm::attend(view, queries, {out.data(), tokens, 4 * d, 4 * d}, workspace, {.level = level});
+      tinyllm::reference_attention(view, queries, {expected.data(), tokens, 4 * d, 4 * d});
       for (std::size_t i = 0; i < q.size(); ++i) {
         const double difference = std::abs(static_cast<double>(out[i]) - static_cast<double>(expected[i]));
         worst = std::isfinite(difference) ? std::max(worst, difference / allowed<Dtype>(level)) : 1e30;

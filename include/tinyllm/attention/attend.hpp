@@ -11,9 +11,10 @@
 //
 // Over int8 rows few queries at a time are multiplied in integers of 15 bits, as weights are, and at the level avx512_vnni any
 // number of them in integers of 8: a query's elements are rounded to 1/127 of the largest among 16 of every 64 columns, weights
-// to 1/255 of eight times their mean over a tile at most. Over bfloat16 rows the level avx512_bf16 rounds queries, before they
-// are scaled, to bfloat16, and so the weights of values of more than 64 columns. Either costs about as much as storing the rows
-// has; ask for the level avx512 to have 15 bits, or float, at two thirds or four fifths of the speed.
+// to 1/255 of eight times their mean over a tile at most. Over bfloat16 rows, where four query heads or more share a kv head,
+// the level avx512_bf16 rounds queries and weights to bfloat16; q · k must then be finite before it is scaled. Either costs
+// about as much as storing the rows has: ask for the level avx512 to have 15 bits, or float, at two thirds or four fifths of
+// the speed.
 //
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
 // Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED
@@ -216,7 +217,7 @@ void attend(const View& view, const ConstRows& q, const Rows& out, AttendWorkspa
             E& executor) {
   const attention_detail::AttendShape shape = attention_detail::attend_shape(view, q, out, options);
   const attention_detail::AttentionKernels& kernels =
-      attention_detail::attention_kernels<StoredType<View>>(options.level.value_or(best_level()));
+      attention_detail::attention_kernels<StoredType<View>>(attention_detail::level_for<StoredType<View>>(options, shape));
   const Exactness exactness = kernels.block == nullptr ? Exactness::reproducible : options.exactness;
   const attention_detail::AttendPlan plan(shape, exactness, static_cast<Index>(executor.concurrency()));
   if (plan.n_blocks == 0) return;

@@ -77,6 +77,7 @@ enum class Exactness : std::uint8_t {
   rounding,
   /// The result of a query depends on the keys it sees and their positions alone: the same bits whether it came alone, in a
   /// chunk or with the whole prompt, over one segment or many, on any number of threads, at one level.
+  /// Where attention multiplies bytes or pairs of bfloat16 (attend.hpp) this is all there is.
   /// Cost: decoding is as fast; chunks of many queries take up to 1.4 times as long at the best levels, longer at old ones.
   reproducible,
 };

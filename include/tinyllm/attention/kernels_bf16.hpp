@@ -3,8 +3,8 @@
 //
 //     avx512_bf16::stream<avx512_bf16::Bfloat16Products>(job);
 //
-// Internal. Queries and weights are rounded to bfloat16, sums are float. A query is multiplied by its scale afterwards, so that
-// one of bfloat16 numbers stays exact. The two products of a pair are added one after the other, each rounded as a fused
+// Internal. Queries and weights are rounded to bfloat16, sums are float. Scores are scaled once they are sums, so that a query
+// of bfloat16 numbers stays exact. The two products of a pair are added one after the other, each rounded as a fused
 // multiply-add is (Intel, Intrinsics Guide, _mm512_dpbf16_ps: the odd one first; subnormal numbers count as zero).
 #pragma once
 
@@ -50,7 +50,7 @@ inline void dot_pairs(const Bfloat16* keys, Index rows, Index stride, Index d, c
       TINYLLM_UNROLL
       for (unsigned g = 0; g < G; ++g) sums[i][g] = zero();
     }
-    const auto add = [&](Index c) {
+    const auto add = [&](Index c) TINYLLM_INLINE_LAMBDA {
       __m512i x[4];
       TINYLLM_UNROLL
       for (unsigned i = 0; i < 4; ++i) x[i] = Width != 0 ? _mm512_loadu_si512(row[i] + c) : load_part(row[i] + c, d - c);
@@ -95,7 +95,7 @@ TINYLLM_INLINE void store_unpacked(float* p, const Lanes* sums) {
 /// `row_of(k)` is where a row lies.
 /// Shape: weights [G, weight_stride], each two in turn, the second first
 template <unsigned G, unsigned N, bool fetches, class RowOf>
-TINYLLM_INLINE void add_row_pairs(RowOf row_of, Index first, Index end, Index columns, const Bfloat16* weights,
+TINYLLM_INLINE void add_row_pairs(RowOf row_of, Index first, Index end, Index columns, const std::uint16_t* weights,
                                   Index weight_stride, float* out, Index out_stride, const Fetch& fetched) {
   Lanes sum[G][2 * N];
   TINYLLM_UNROLL
@@ -103,15 +103,17 @@ TINYLLM_INLINE void add_row_pairs(RowOf row_of, Index first, Index end, Index co
     TINYLLM_UNROLL
     for (unsigned i = 0; i < N; ++i) load_unpacked(out + g * out_stride + i * pair_width, sum[g] + 2 * i);
   }
+  // What is added for a row that is not there is −0: every sum stays as it is, a −0 too.
+  const __m512i absent = _mm512_set1_epi16(static_cast<short>(0x8000));
   // Rows k and k + 1 for an even k. Of the two products the one in the upper half is added first: that of row k.
-  const auto add = [&](Index k, bool early, bool late) {
+  const auto add = [&](Index k, bool early, bool late) TINYLLM_INLINE_LAMBDA {
     __m512i x[2 * N];
     TINYLLM_UNROLL
     for (unsigned i = 0; i < N; ++i) {
       const Index c = i * pair_width;
       const Index n = N > 1 ? pair_width : columns;
-      const __m512i upper_half = early ? load_part(row_of(k) + c, n) : _mm512_setzero_si512();
-      const __m512i lower_half = late ? load_part(row_of(k + 1) + c, n) : _mm512_setzero_si512();
+      const __m512i upper_half = early ? load_part(row_of(k) + c, n) : absent;
+      const __m512i lower_half = late ? load_part(row_of(k + 1) + c, n) : absent;
       x[2 * i] = _mm512_unpacklo_epi16(lower_half, upper_half);
       x[2 * i + 1] = _mm512_unpackhi_epi16(lower_half, upper_half);
     }
@@ -140,17 +142,13 @@ TINYLLM_INLINE void add_row_pairs(RowOf row_of, Index first, Index end, Index co
 }
 
 /// Sixteen weights as bfloat16, each two in turn, the second first.
-TINYLLM_INLINE void put_weights(Bfloat16* out, Lanes weights) {
-  store_stored(out, weights);
+TINYLLM_INLINE void put_weights(std::uint16_t* out, Lanes weights) {
+  store_stored(reinterpret_cast<Bfloat16*>(out), weights);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_rol_epi32(load_bits(out), 16));
 }
 
 /// The products of `stream`.
 struct Bfloat16Products {
-  /// Values of fewer columns are multiplied in float, by weights that are not rounded: that keeps up with memory, and its
-  /// traffic is smoother (10 to 15 % on Zen 4).
-  static constexpr Index pairs_from = 65;
-
   using InFloat = FloatProducts<Bfloat16>;
   static constexpr bool scores_ahead = InFloat::scores_ahead;
   static constexpr Index row_bytes(Index d) { return InFloat::row_bytes(d); }
@@ -198,7 +196,7 @@ struct Bfloat16Products {
     }
   }
 
-  /// As those of FloatProducts; wider rows of values are multiplied pair by pair.
+  /// As those of FloatProducts, with weights that are rounded once they are made.
   template <unsigned G>
   class Tile {
    public:
@@ -207,7 +205,6 @@ struct Bfloat16Products {
         : tile_(job, run, tile, first, end, scores), next_(job, run, tile, first[0], end[G - 1], row_bytes(job.row)) {}
 
     TINYLLM_INLINE void soften(float* maximum, float* sums, float* factors) {
-      if (!in_pairs()) return tile_.soften(maximum, sums, factors);
       tile_.soften(maximum, sums, factors, next_.with_weights(width));
       for (Index i = 0; i < tile_.end[G - 1]; i += width) {
         TINYLLM_UNROLL
@@ -218,8 +215,7 @@ struct Bfloat16Products {
     }
 
     /// sums[g] += Σ weight · value
-    TINYLLM_INLINE void add_values(float* sums, float* more) const {
-      if (!in_pairs()) return tile_.add_values(sums, more);
+    TINYLLM_INLINE void add_values(float* sums, float*) const {
       const AttentionJob& job = tile_.job;
       const Index d = job.d_value;
       const Index stride = attention_detail::padded(d);
@@ -253,11 +249,9 @@ struct Bfloat16Products {
    private:
     static constexpr Index weight_stride = attention_detail::score_stride;
 
-    bool in_pairs() const { return tile_.job.d_value >= pairs_from; }
-
     InFloat::Tile<G> tile_;
     NextKeys next_;
-    alignas(64) Bfloat16 weights_[G][weight_stride];
+    alignas(64) std::uint16_t weights_[G][weight_stride];
   };
 };
 

@@ -113,7 +113,9 @@ struct NextKeys {
   }
 
   /// The first half, for weights of `step` keys at a time.
-  TINYLLM_INLINE Fetch with_weights(Index step) const { return {first, first == nullptr ? 0 : step / 2 * bytes}; }
+  TINYLLM_INLINE Fetch with_weights(Index step) const {
+    return {first, first == nullptr ? 0 : smaller(step, rows) / 2 * bytes};
+  }
 
   /// A share of the second half, for the values of n rows from `position` on, columns whose bytes are [column, column + some),
   /// `step` rows at a time. As fetch_with_values where rows are asked for ahead.

@@ -10,6 +10,8 @@
 #include <tinyllm/attention/attendable.hpp>
 #include <tinyllm/attention/job.hpp>
 #include <tinyllm/core/aligned_buffer.hpp>
+#include <tinyllm/core/cpu_level.hpp>
+#include <tinyllm/core/dtype.hpp>
 #include <tinyllm/core/simd_region.hpp>
 #include <tinyllm/core/types.hpp>
 
@@ -26,6 +28,18 @@ namespace attention_detail {
 
 /// More pairs than this are worth a converted copy of each tile.
 inline constexpr Index most_streamed_pairs = 8;
+
+/// Fewer query heads than this to a kv head leave memory the bound over bfloat16 rows, and traffic is smoother where each row
+/// keeps the processor busy for longer: products of pairs would only cost accuracy.
+inline constexpr Index least_group_for_pairs = 4;
+
+/// The level whose kernels suit a call best, at most the one that is asked for.
+template <StorageType Dtype>
+CpuLevel level_for(const AttendOptions& options, const AttendShape& shape) {
+  const CpuLevel level = options.level ? *options.level : best_level();
+  const bool pairs = !std::same_as<Dtype, Eigen::bfloat16> || shape.group >= least_group_for_pairs;
+  return pairs ? level : std::min(level, CpuLevel::avx512);
+}
 
 struct AttendPlan {
   enum class Kind { stream, block };

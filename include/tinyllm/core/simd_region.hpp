@@ -17,6 +17,9 @@
 /// A function that has no copy of its own: it takes the instruction set of its caller, which must be in the same region.
 #define TINYLLM_INLINE [[gnu::always_inline]] inline
 
+/// The same for a lambda, behind its parameters.
+#define TINYLLM_INLINE_LAMBDA __attribute__((always_inline))
+
 // Fixed loops over registers must be unrolled at every level of optimisation, or the registers become memory.
 #if defined(__clang__)
 #define TINYLLM_UNROLL TINYLLM_PRAGMA(clang loop unroll(full))
