@@ -13,8 +13,8 @@
 // number of them in integers of 8: a query's elements are rounded to 1/127 of the largest among 16 of every 64 columns, weights
 // to 1/255 of eight times their mean over a tile at most. Over bfloat16 rows, where four query heads or more share a kv head,
 // the level avx512_bf16 rounds queries and weights to bfloat16; q · k must then be finite before it is scaled. Either costs
-// about as much as storing the rows has: ask for the level avx512 to have 15 bits, or float, at two thirds or four fifths of
-// the speed.
+// about as much as storing the rows has: ask for the level avx512 to have 15 bits, or float, at three to four fifths of the
+// speed.
 //
 // Errors: std::invalid_argument if shapes do not fit; out is then untouched.
 // Each file that calls this compiles the kernels, unless it links tinyllm::compiled (CMake), which defines TINYLLM_COMPILED
