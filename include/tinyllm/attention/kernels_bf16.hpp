@@ -172,20 +172,13 @@ struct Bfloat16Products {
     const Index d = job.d;
     const Bfloat16* keys = static_cast<const Bfloat16*>(run.keys) + row * job.row;
     const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row), 4);
-    const auto dot = [&]<unsigned Width>() {
+    with_width(d, job.row, [&]<unsigned Width>() {
       if (fetched.bytes == 0) {
         dot_pairs<G, Width, false>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       } else {
         dot_pairs<G, Width, true>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       }
-    };
-    if (d == 64 && job.row == d) {
-      dot.template operator()<64>();
-    } else if (d == 128 && job.row == d) {
-      dot.template operator()<128>();
-    } else {
-      dot.template operator()<0>();
-    }
+    });
     const Lanes scale = broadcast(job.scale);
     for (Index i = 0; i < n; i += width) {
       TINYLLM_UNROLL
@@ -219,31 +212,25 @@ struct Bfloat16Products {
       const AttentionJob& job = tile_.job;
       const Index d = job.d_value;
       const Index stride = attention_detail::padded(d);
-      for_seen<G>(tile_.first, tile_.end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
-        if (seen >= seen_end) return;
-        const StoredRun* run = tile_.run;
-        while (run->first + run->rows <= tile_.tile + seen) ++run;
-        for_each_run(run, tile_.tile + seen, tile_.tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
-          const Bfloat16* values = static_cast<const Bfloat16*>(at.values);
-          const Index before = at.first - tile_.tile;  // what a row's index in the tile has more than in the run
-          const Index first = position - tile_.tile;
-          const auto add = [&]<unsigned N>(Index c, Index columns) {
-            const auto row_of = [&](Index k) { return values + (k - before) * job.row + c; };
-            const Fetch fetched = next_.with_values(job, at, position, n, row_bytes(c), row_bytes(columns), 2);
-            float* out = sums + g * stride + c;
-            if (fetched.bytes == 0) {
-              add_row_pairs<Count, N, false>(row_of, first, first + n, columns, weights_[g], weight_stride, out, stride,
-                                             fetched);
-            } else {
-              add_row_pairs<Count, N, true>(row_of, first, first + n, columns, weights_[g], weight_stride, out, stride,
-                                            fetched);
-            }
-          };
-          Index c = 0;
-          for (; c + 64 <= d; c += 64) add.template operator()<2>(c, 64);
-          for (; c < d; c += pair_width) add.template operator()<1>(c, smaller(d - c, pair_width));
-        });
-      });
+      const auto add_run = [&]<unsigned Count>(unsigned g, const StoredRun& at, Index position, Index n) {
+        const Bfloat16* values = static_cast<const Bfloat16*>(at.values);
+        const Index before = at.first - tile_.tile;  // what a row's index in the tile has more than in the run
+        const Index first = position - tile_.tile;
+        const auto add = [&]<unsigned N>(Index c, Index columns) {
+          const auto row_of = [&](Index k) { return values + (k - before) * job.row + c; };
+          const Fetch fetched = next_.with_values(job, at, position, n, row_bytes(c), row_bytes(columns), 2);
+          float* out = sums + g * stride + c;
+          if (fetched.bytes == 0) {
+            add_row_pairs<Count, N, false>(row_of, first, first + n, columns, weights_[g], weight_stride, out, stride, fetched);
+          } else {
+            add_row_pairs<Count, N, true>(row_of, first, first + n, columns, weights_[g], weight_stride, out, stride, fetched);
+          }
+        };
+        Index c = 0;
+        for (; c + 64 <= d; c += 64) add.template operator()<2>(c, 64);
+        for (; c < d; c += pair_width) add.template operator()<1>(c, smaller(d - c, pair_width));
+      };
+      for_seen_runs<G>(tile_.run, tile_.tile, tile_.first, tile_.end, add_run);
     }
 
    private:

@@ -283,6 +283,32 @@ TINYLLM_INLINE void for_seen(const Index* first, const Index* end, Product produ
   for (unsigned g = 1; g < G; ++g) product.template operator()<1>(g, common_end, end[g]);
 }
 
+/// The same, cut into runs: `product(g, run, position, n)` adds n rows of a run from `position` on. The tile begins at position
+/// `tile`, `run` holds its first key that is seen.
+template <unsigned G, class Product>
+TINYLLM_INLINE void for_seen_runs(const StoredRun* run, Index tile, const Index* first, const Index* end, Product product) {
+  for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
+    if (seen >= seen_end) return;
+    const StoredRun* at_first = run;
+    while (at_first->first + at_first->rows <= tile + seen) ++at_first;
+    for_each_run(at_first, tile + seen, tile + seen_end,
+                 [&](const StoredRun& at, Index position, Index n) { product.template operator()<Count>(g, at, position, n); });
+  });
+}
+
+/// f<d>() for rows of a usual width that lie densely, so that loops over their columns unroll, else f<0>().
+template <class F>
+TINYLLM_INLINE void with_width(Index d, Index row, F f) {
+  constexpr unsigned usual = width >= 8 ? 64 : 0;
+  if (usual != 0 && d == usual && row == d) {
+    f.template operator()<usual>();
+  } else if (usual != 0 && d == 2 * usual && row == d) {
+    f.template operator()<2 * usual>();
+  } else {
+    f.template operator()<0>();
+  }
+}
+
 /// total = merge(total, part): the softmax over both their keys.
 inline void fold(const Partial& total, const Partial& part, Index pairs, Index d) {
   const Index stride = attention_detail::padded(d);

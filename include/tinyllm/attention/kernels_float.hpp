@@ -109,22 +109,13 @@ struct FloatProducts {
     const Index d = job.d;
     const Dtype* keys = static_cast<const Dtype*>(run.keys) + row * job.row;
     const Fetch fetched = fetch_with_keys(job.fetching, run, row, row_bytes(job.row), 4);
-    // The usual widths are known when compiling, so that their loops unroll.
-    constexpr unsigned usual = width >= 8 ? 64 : 0;
-    const auto dot = [&]<unsigned Width>() {
+    with_width(d, job.row, [&]<unsigned Width>() {
       if (fetched.bytes == 0) {
         dot_rows<Dtype, G, Width, false>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       } else {
         dot_rows<Dtype, G, Width, true>(keys, n, job.row, d, q, query_floats(d), scores, fetched);
       }
-    };
-    if (usual != 0 && d == usual && job.row == d) {
-      dot.template operator()<usual>();
-    } else if (usual != 0 && d == 2 * usual && job.row == d) {
-      dot.template operator()<2 * usual>();
-    } else {
-      dot.template operator()<0>();
-    }
+    });
   }
 
   /// The weights of G pairs for the keys [first[g], end[g]) of the tile that begins at position `tile`.
@@ -183,19 +174,14 @@ struct FloatProducts {
     TINYLLM_INLINE void add_values(float* sums, float*) const {
       const Index d = job.d_value;
       const Index stride = attention_detail::padded(d);
-      for_seen<G>(first, end, [&]<unsigned Count>(unsigned g, Index seen, Index seen_end) {
-        if (seen >= seen_end) return;
-        const StoredRun* at_first = run;
-        while (at_first->first + at_first->rows <= tile + seen) ++at_first;
-        for_each_run(at_first, tile + seen, tile + seen_end, [&](const StoredRun& at, Index position, Index n) {
-          const Index row = position - at.first;
-          outer_rows<Dtype, Count, Into::sum>(
-              static_cast<const Dtype*>(at.values) + row * job.row, job.row, n, d,
-              {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
-              sums + g * stride, stride, [&](Index from, Index count) {
-                return fetch_with_values(job, at, position, n, row_bytes(job.row), row_bytes(from), row_bytes(count));
-              });
-        });
+      for_seen_runs<G>(run, tile, first, end, [&]<unsigned Count>(unsigned g, const StoredRun& at, Index position, Index n) {
+        const Index row = position - at.first;
+        outer_rows<Dtype, Count, Into::sum>(
+            static_cast<const Dtype*>(at.values) + row * job.row, job.row, n, d,
+            {weights + g * attention_detail::score_stride + (position - tile), attention_detail::score_stride, 1},
+            sums + g * stride, stride, [&](Index from, Index count) {
+              return fetch_with_values(job, at, position, n, row_bytes(job.row), row_bytes(from), row_bytes(count));
+            });
       });
     }
   };
